@@ -1,0 +1,1 @@
+"""Speculative-decoding policies: torch tensors in, torch tensors out."""

@@ -1,0 +1,1 @@
+"""Gates, one per file."""

@@ -1,0 +1,1 @@
+"""Schedulers, one per file."""
