@@ -1,0 +1,1 @@
+"""Recordings of draft and target, their replay, and what is measured on them."""
