@@ -1,0 +1,140 @@
+"""Calibrations as files: what gates and schedulers were fitted to, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from echo_policies.api import Policy
+from echo_policies.calibration import DepthReport, depth_reports
+from echo_policies.errors import InputError
+from echo_policies.registry import parse_list
+from simulator.config import make_config
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FittedPolicy(_Frozen):
+    """One policy, fitted for one batch size."""
+
+    policy: str
+    batch_size: int
+    k_max: int
+    gate: dict[str, Any]
+    scheduler: dict[str, Any]
+
+
+class Calibration(_Frozen):
+    """A calibration file."""
+
+    trace: str
+    trace_digest: str
+    costed_as: str
+    requests: int
+    """Calibration requests it was fitted on."""
+    depths: tuple[DepthReport, ...]
+    policies: tuple[FittedPolicy, ...]
+
+    def to_json(self) -> str:
+        """The file's content."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    def apply(self, policy: Policy, batch_size: int) -> Policy:
+        """Return the policy with its fitted parameters.
+
+        The nearest batch size that was fitted is used; thresholds do not depend on it.
+
+        Raises:
+            InputError: the file holds no such policy.
+        """
+        entries = [entry for entry in self.policies if entry.policy == policy.name]
+        if not entries:
+            known = sorted({entry.policy for entry in self.policies})
+            raise InputError(
+                f"The calibration must hold policy {policy.name!r}; it holds {', '.join(known)}. "
+                "Run `simulate calibrate` with that policy."
+            )
+        best = min(entries, key=lambda entry: abs(entry.batch_size - batch_size))
+        return policy.model_copy(
+            update={
+                "gate": type(policy.gate).model_validate(best.gate),
+                "scheduler": type(policy.scheduler).model_validate(best.scheduler),
+            }
+        )
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a calibration file.
+
+    Raises:
+        InputError: it cannot be read or is none.
+    """
+    try:
+        return Calibration.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "content"
+        raise InputError(
+            f"{path} must be a file written by `simulate calibrate --out`; {where}: {first['msg']}."
+        ) from None
+
+
+def calibrate(
+    policies: Sequence[str],
+    *,
+    batch_sizes: Sequence[int] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Calibration:
+    """Fit policies on the calibration requests of a trace.
+
+    Args:
+        policies: specifications; those with nothing to fit are left out.
+        batch_sizes: batch sizes that ``w_topk`` is chosen for.
+        seed: seed of the intervals and of the request order.
+        **options: further fields of :class:`simulator.config.SimulationConfig`.
+
+    Raises:
+        InputError: the trace has no calibration requests, or no policy needs any.
+    """
+    from simulator.run import calibrated
+    from simulator.setting import make_setting
+
+    chosen = [policy for policy in parse_list(policies) if not policy.is_calibrated]
+    if not chosen:
+        raise InputError("None of these policies has anything to calibrate; try echo.")
+    names = tuple(policy.name for policy in chosen)
+    config = make_config(policies=names, batch_sizes=batch_sizes, seed=seed, **options)
+    setting = make_setting(config)
+    if setting.samples is None:
+        raise InputError(f"Trace {setting.trace.header.name!r} has no calibration requests.")
+    entries = []
+    for batch_size in config.batch_sizes:
+        k_max, _ = setting.k_max(batch_size)
+        for policy in chosen:
+            fitted = calibrated(setting, policy, batch_size, k_max)
+            entries.append(
+                FittedPolicy(
+                    policy=policy.name,
+                    batch_size=batch_size,
+                    k_max=k_max,
+                    gate=fitted.gate.model_dump(mode="json"),
+                    scheduler=fitted.scheduler.model_dump(mode="json"),
+                )
+            )
+    return Calibration(
+        trace=setting.trace.header.name,
+        trace_digest=setting.trace.digest,
+        costed_as=setting.cost.label,
+        requests=len(setting.calibration),
+        depths=tuple(depth_reports(setting.samples, rng=np.random.default_rng(seed))),
+        policies=tuple(entries),
+    )

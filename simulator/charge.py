@@ -1,0 +1,62 @@
+"""What a step costs: the engine charges, the policy never does.
+
+- Depth 1 comes out of the draft-extend forward over the tokens committed since the last draft;
+  depths 2 .. levels are draft layers.
+- A layer has a fixed shape, as a captured graph has: every live request's full width is charged,
+  whether or not its entries are masked.
+- Verification is charged by R = K + B rows (ragged, not padded to the widest tree).
+- Staged mode pays a sync per check and saves the layers behind the last one; masked mode pays for
+  every planned level and for no check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_policies.session import Decision
+from simulator.cost import CostModel
+from traces.records import StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """Host numbers of one batch step that its cost depends on."""
+
+    live: int
+    kv_tokens: int
+    """Committed tokens of all live requests."""
+    behind_tokens: int
+    """Tokens that the draft model must read before it can draft."""
+    verified: int
+    """Candidate nodes of the batch, K."""
+
+
+def charge(cost: CostModel, decision: Decision, load: StepLoad, *, is_staged: bool) -> StepTimes:
+    """Return the seconds of a step, by part."""
+    verify_s = cost.verify_s(load.verified + load.live, load.live, load.kv_tokens)
+    if decision.levels == 0:
+        return StepTimes(verify_s=verify_s, host_s=cost.host_s(0))
+    levels = charged_levels(decision, is_staged=is_staged)
+    return StepTimes(
+        draft_s=_draft_s(cost, decision, load, levels),
+        check_s=decision.checks * cost.check_s if is_staged else 0.0,
+        select_s=cost.select_s(not decision.plan.is_chain),
+        verify_s=verify_s,
+        host_s=cost.host_s(levels),
+    )
+
+
+def charged_levels(decision: Decision, *, is_staged: bool) -> int:
+    """Levels that are paid for: up to the last checkpoint reached, or all of them."""
+    return decision.levels if is_staged else decision.plan.levels
+
+
+def _draft_s(cost: CostModel, decision: Decision, load: StepLoad, levels: int) -> float:
+    seconds = cost.draft_extend_s(load.behind_tokens, load.live, load.kv_tokens)
+    template = decision.plan.template
+    if template is None:
+        rows = load.live * decision.plan.width
+        return seconds + (levels - 1) * cost.draft_layer_s(rows, load.live, load.kv_tokens)
+    for nodes in template.expanded[1:levels]:
+        seconds += cost.draft_layer_s(load.live * nodes, load.live, load.kv_tokens)
+    return seconds

@@ -1,0 +1,262 @@
+"""A serving engine as a SimPy process: slots, steps, arrivals.
+
+One iteration admits waiting requests, runs a decision step for the whole batch, lets the simulated
+clock pass for what the step costs, and commits. A closed loop replaces a finished request at once
+and leaves prefill out; an open loop has Poisson arrivals, a queue, and charges prefill.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+import simpy
+import torch
+
+from echo_policies.api import Feedback, State, StepContext
+from echo_policies.errors import InputError
+from echo_policies.session import Decision, Session
+from simulator.batch import Batch, RequestTable
+from simulator.charge import StepLoad, charge, charged_levels
+from simulator.cost import CostModel
+from traces.records import RequestRecord, RunLog, RunRecords, StepTimes
+from traces.replay import RecordedDrafter, RecordedVerifier
+
+Events: TypeAlias = Generator[simpy.Event, None, None]
+
+MAX_STEPS: Final = 5_000_000
+"""Batch steps after which a run is given up: arrivals outpace the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How one run is set up."""
+
+    num_slots: int
+    k_max: int
+    context: int | None
+    """Tokens of context charged per request; None charges prompt and output so far."""
+    is_staged: bool
+    measured_requests: int
+    """Requests to finish after warm-up."""
+    drafts: bool
+    """Whether the policy ever drafts, so that the draft model reads prompts too."""
+
+
+@dataclass(slots=True)
+class _Served:
+    recorded: int
+    arrival_s: float
+    first_token_s: float
+
+
+class Engine:
+    """Runs one policy at one batch size; :meth:`run` may be called once.
+
+    - *Warm-up* lasts until every first request of every slot has finished (in an open loop: until
+      as many requests as there are slots have); its records are dropped.
+    - The run ends when ``measured_requests`` have finished after warm-up.
+    """
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        drafter: RecordedDrafter,
+        cost: CostModel,
+        table: RequestTable,
+        options: EngineOptions,
+        stream: Iterator[int],
+        rng: np.random.Generator,
+        gaps: Iterator[float] | None = None,
+        on_request: Callable[[], None] | None = None,
+    ) -> None:
+        """Wire the parts together.
+
+        Args:
+            session: the policy bound to ``drafter``.
+            drafter: the recording.
+            cost: seconds of every part of a step.
+            table: lengths of the recorded requests.
+            options: how the run is set up.
+            stream: recorded requests in the order in which they are served.
+            rng: start phases of the first requests of a closed loop.
+            gaps: seconds between arrivals; None is a closed loop.
+            on_request: called with no argument whenever a measured request finishes.
+        """
+        self._session = session
+        self._drafter = drafter
+        self._verifier = RecordedVerifier(drafter)
+        self._cost = cost
+        self._table = table
+        self._options = options
+        self._stream = stream
+        self._rng = rng
+        self._gaps = gaps
+        self._on_request = on_request or (lambda: None)
+        self._env = simpy.Environment()
+        self._batch = Batch(table, options.num_slots)
+        self._served: list[_Served | None] = [None] * options.num_slots
+        self._queue: deque[tuple[int, float]] = deque()
+        self._arrived = self._env.event()
+        self._log = RunLog()
+        self._number = 0
+        self._warming: set[int] = set(range(options.num_slots))
+        self._finished = 0
+
+    def run(self) -> RunRecords:
+        """Simulate, and return the records of the measured part.
+
+        Raises:
+            PolicyViolation: the policy broke its contract.
+            InputError: the run does not end, because requests arrive faster than they finish.
+        """
+        if self._gaps is not None:
+            self._env.process(self._arrivals(self._gaps))
+        with torch.inference_mode():
+            self._env.run(self._env.process(self._serve()))
+        return self._log.freeze()
+
+    def _arrivals(self, gaps: Iterator[float]) -> Events:
+        for gap in gaps:
+            yield self._env.timeout(gap)
+            self._queue.append((next(self._stream), self._env.now))
+            if not self._arrived.triggered:
+                self._arrived.succeed()
+
+    def _serve(self) -> Events:
+        memory = self._session.policy.scheduler.start()
+        self._fill_first()
+        for step in range(MAX_STEPS):
+            prefill_s = yield from self._admit()
+            decision, accepted_B, times = self._step(step, memory)
+            yield self._env.timeout(times.total_s)
+            times = replace(times, prefill_s=prefill_s)
+            memory = self._commit(decision, accepted_B, times, memory)
+            if self._finished >= self._options.measured_requests:
+                return
+        raise InputError(
+            f"The run did not finish {self._options.measured_requests} requests in {MAX_STEPS} "
+            "steps; lower the rate or the number of requests."
+        )
+
+    def _fill_first(self) -> None:
+        """Closed loop: start every slot somewhere inside its first request."""
+        if self._gaps is not None:
+            return
+        for slot in range(self._options.num_slots):
+            request = next(self._stream)
+            done = int(self._rng.integers(1, max(int(self._table.num_tokens[request]), 2)))
+            self._place(slot, request, self._env.now, done)
+
+    def _admit(self) -> Generator[simpy.Event, None, float]:
+        """Fill idle slots; in an open loop wait for work first. Returns seconds of prefill."""
+        if self._gaps is None:
+            for slot in np.flatnonzero(~self._batch.live_B):
+                self._place(int(slot), next(self._stream), self._env.now)
+            return 0.0
+        if not self._queue and self._batch.num_live == 0:
+            idle_from = self._env.now
+            self._arrived = self._env.event()
+            yield self._arrived
+            self._log.idle_s += self._env.now - idle_from
+        prefill_s = 0.0
+        for slot in np.flatnonzero(~self._batch.live_B):
+            if not self._queue:
+                break
+            request, arrival_s = self._queue.popleft()
+            seconds = self._prefill_s(request)
+            yield self._env.timeout(seconds)
+            prefill_s += seconds
+            self._place(int(slot), request, arrival_s)
+        return prefill_s
+
+    def _prefill_s(self, request: int) -> float:
+        prompt = self._options.context or int(self._table.prompt_tokens[request])
+        draft_s = self._cost.draft_prefill_s(prompt) if self._options.drafts else 0.0
+        return self._cost.prefill_s(prompt) + draft_s
+
+    def _place(self, slot: int, request: int, arrival_s: float, done: int = 1) -> None:
+        self._batch.admit(slot, request, self._number, done)
+        self._served[slot] = _Served(request, arrival_s, self._env.now)
+        self._number += 1
+
+    def _step(self, step: int, memory: State) -> tuple[Decision, torch.Tensor, StepTimes]:
+        batch, options = self._batch, self._options
+        ctx = StepContext(
+            k_max=options.k_max,
+            step=step,
+            live_B=batch.live_t,
+            remaining_B=batch.allowed_t,
+            arrival_B=batch.arrival_t,
+            level_limit=batch.level_limit,
+        )
+        self._drafter.seek(batch.position_t)
+        decision = self._session.decide(ctx, memory)
+        accepted_B = self._verifier.verify(decision.forest, decision.keep_BN)
+        live = batch.num_live
+        context = options.context
+        load = StepLoad(
+            live=live,
+            kv_tokens=live * context if context else int(batch.context_B.sum()),
+            behind_tokens=int(batch.behind_B.sum()),
+            verified=int(decision.verified_B.sum()),
+        )
+        return decision, accepted_B, charge(self._cost, decision, load, is_staged=options.is_staged)
+
+    def _commit(
+        self, decision: Decision, accepted_B: torch.Tensor, times: StepTimes, memory: State
+    ) -> State:
+        batch = self._batch
+        request_B = batch.request_B.copy()
+        emitted_B, counted_B = batch.commit(accepted_B, has_drafted=decision.levels > 0)
+        self._log.times.append(times)
+        levels = charged_levels(decision, is_staged=self._options.is_staged)
+        self._log.batch.append((levels, decision.checks, self._options.k_max, decision.was_clamped))
+        columns = (
+            decision.verified_B,
+            decision.drafted_B,
+            decision.depth_B,
+            self._drafter.unrevealed_B,
+            decision.expanded_B,
+        )
+        rows = [request_B, emitted_B, counted_B, *(column.numpy() for column in columns)]
+        self._log.slots.append(np.array(rows, dtype=np.int32))
+        for slot in batch.finished():
+            self._finish(slot)
+        feedback = Feedback(
+            torch.from_numpy(counted_B),
+            decision.keep_BN,
+            batch.live_t,
+            times.draft_s,
+            times.verify_s,
+            times.total_s,
+        )
+        return self._session.policy.scheduler.observe(memory, feedback)
+
+    def _finish(self, slot: int) -> None:
+        served = self._served[slot]
+        assert served is not None, "a live slot serves a request"
+        self._batch.release(slot)
+        if self._warming:
+            self._leave_warm_up(slot)
+            return
+        self._log.requests.append(
+            RequestRecord(
+                served.recorded,
+                served.arrival_s,
+                served.first_token_s,
+                self._env.now,
+                int(self._table.num_tokens[served.recorded]),
+            )
+        )
+        self._finished += 1
+        self._on_request()
+
+    def _leave_warm_up(self, slot: int) -> None:
+        self._warming.discard(slot if self._gaps is None else max(self._warming))
+        if not self._warming:
+            self._log.end_warm_up()

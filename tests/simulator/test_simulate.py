@@ -1,0 +1,240 @@
+"""Laws of whole simulations: metamorphic, conservation, determinism, intervals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+import simulator
+from echo_policies.errors import InputError, SignalError, UnknownNameError
+from echo_policies.registry import parse
+from simulator.config import make_config
+from simulator.run import calibrated, measured_requests, simulation_run
+from simulator.setting import make_setting
+from traces.records import RunRecords
+
+ECHO = "echo:levels=5,top_k=4"
+SHAPES = [
+    "autoregressive",
+    "chain:levels=3",
+    "static:tree=0/1/00/01",
+    "eagle3:levels=4,top_k=3,nodes=6",
+    ECHO,
+    "dense:levels=5,top_k=4",
+    "fixed:levels=5,top_k=4",
+]
+COSTED = {"target": "llama-3.1-8b"}
+
+
+def records_of(trace_file, spec: str, batch_size: int = 4, **options) -> RunRecords:
+    config = make_config(
+        policies=(spec,), trace=str(trace_file), batch_sizes=(batch_size,), **COSTED, **options
+    )
+    setting = make_setting(config)
+    k_max, _ = setting.k_max(batch_size)
+    fitted = calibrated(setting, parse(spec), batch_size, k_max)
+    return simulation_run(setting, fitted, batch_size, k_max).records("lower")
+
+
+@pytest.mark.parametrize("spec", SHAPES)
+def test_tokens_are_conserved(trace_file, spec):
+    records = records_of(trace_file, spec, k_max=12)
+    live = records.live_SB
+    emitted, accepted = records.emitted_SB[live], records.accepted_SB[live]
+    # Every step emits its accepted tokens and the bonus token, unless the output ends inside.
+    cut = emitted == accepted
+    assert ((emitted == accepted + 1) | cut).all()
+    assert emitted.sum() == accepted.sum() + live.sum() - cut.sum()
+    assert (emitted >= 1).all()
+    assert (records.emitted_SB[~live] == 0).all()
+
+
+@pytest.mark.parametrize("spec", SHAPES)
+def test_requests_emit_exactly_the_recorded_output(trace, trace_file, spec):
+    """Kind: a token lost or repeated where blocks meet."""
+    records = records_of(trace_file, spec, batch_size=3, k_max=9)
+    offsets = trace.arrays.position_offset
+    for slot in range(3):
+        request, emitted = records.request_SB[:, slot], records.emitted_SB[:, slot]
+        bounds = np.flatnonzero(np.diff(request) != 0) + 1
+        # Whole requests only: the first and the last of a slot are cut by the measured window.
+        for start, stop in itertools.pairwise(bounds):
+            recorded = request[start]
+            positions = offsets[recorded + 1] - offsets[recorded]
+            repeats = emitted[start:stop].sum() / positions
+            assert repeats == int(repeats) >= 1
+            steps = np.concatenate([[0], np.cumsum(emitted[start:stop])])[:-1] % positions
+            tokens = trace.output_tokens(int(recorded))
+            said = [
+                tokens[a + 1 : a + 1 + n] for a, n in zip(steps, emitted[start:stop], strict=True)
+            ]
+            assert np.array_equal(np.concatenate(said), np.tile(tokens[1:], int(repeats)))
+
+
+def test_doubling_every_cost_halves_throughput_exactly(trace_file):
+    once, twice = (
+        simulator.simulate(
+            policies=SHAPES[1:4], trace=str(trace_file), batch_sizes=(4,), scale_costs=s, **COSTED
+        )
+        for s in (1.0, 2.0)
+    )
+    for a, b in zip(once.batches[0].rows, twice.batches[0].rows, strict=True):
+        assert a.summary.tokens_per_s == 2 * b.summary.tokens_per_s
+        assert a.summary.mat == b.summary.mat
+
+
+def test_no_budget_is_plain_decoding(trace_file):
+    result = simulator.simulate(
+        policies=[ECHO], trace=str(trace_file), batch_sizes=(4,), k_max=0, **COSTED
+    )
+    plain, echo = result.batches[0].rows
+    assert echo.summary.tokens_per_s == plain.summary.tokens_per_s
+    assert echo.summary.mat == 1
+    assert math.isnan(echo.summary.utilisation)
+
+
+@pytest.mark.parametrize("spec", SHAPES)
+@pytest.mark.parametrize("k_max", [0, 1, 5, 10**6])
+def test_cap_all_keeps_every_step_within_k_max(trace_file, spec, k_max):
+    records = records_of(trace_file, spec, k_max=k_max, cap_all=True)
+    assert (records.verified_SB.sum(axis=1) <= k_max).all()
+
+
+def test_the_same_seed_gives_the_same_bytes(trace_file):
+    runs = [
+        simulator.simulate(
+            policies=[ECHO, "chain:levels=3"],
+            trace=str(trace_file),
+            batch_sizes=(2, 5),
+            by_task=True,
+            seed=seed,
+            **COSTED,
+        )
+        for seed in (3, 3, 4)
+    ]
+    assert runs[0].to_json() == runs[1].to_json()
+    assert runs[0].to_csv() == runs[1].to_csv()
+    assert runs[0].to_csv() != runs[2].to_csv()
+
+
+def test_processes_change_nothing(trace_file):
+    options = {"trace": str(trace_file), "batch_sizes": (1, 3), **COSTED}
+    alone = simulator.simulate(policies=[ECHO], jobs=1, **options)
+    beside = simulator.simulate(policies=[ECHO], jobs=2, **options)
+    assert alone.to_json() == beside.to_json().replace('"jobs": 2', '"jobs": 1')
+
+
+def test_json_holds_what_is_needed_to_repeat_it(trace, trace_file):
+    result = simulator.simulate(policies=[ECHO], trace=str(trace_file), batch_sizes=(2,), **COSTED)
+    content = json.loads(result.to_json())
+    assert content["trace_digest"] == trace.digest
+    assert content["config"]["seed"] == 0
+    assert content["versions"]["torch"]
+    assert content["is_what_if"] is True
+    assert content["trace"]["provenance"]["kind"] == "synthetic"
+    parameters = content["batches"][0]["rows"][1]["parameters"]
+    assert parameters["taus"]
+    assert parameters["w_topk"] in {1, 2, 3, 4}
+
+
+def test_intervals_hold_the_value_and_plain_decoding_is_one(trace_file):
+    result = simulator.simulate(
+        policies=["chain:levels=3"], trace=str(trace_file), batch_sizes=(4,), **COSTED
+    )
+    plain, chain = result.batches[0].rows
+    assert plain.policy == "autoregressive"
+    assert plain.speedup.value == plain.speedup.low == plain.speedup.high == 1
+    assert chain.speedup.low <= chain.speedup.value <= chain.speedup.high
+    assert chain.speedup.low < chain.speedup.high
+
+
+def test_policies_serve_the_same_requests(trace_file):
+    first = [
+        [r.recorded for r in records_of(trace_file, spec, batch_size=1).requests]
+        for spec in ("autoregressive", "chain:levels=3")
+    ]
+    assert first[0] == first[1]
+
+
+def test_masked_mode_pays_for_every_level_and_no_check(trace_file):
+    spec = "dense:levels=5,top_k=4,w_topk=1"
+    staged = records_of(trace_file, spec, k_max=2)
+    masked = records_of(trace_file, spec, k_max=2, mode="masked")
+    assert (masked.levels_S >= staged.levels_S[: masked.levels_S.size].min()).all()
+    assert masked.levels_S.mean() > staged.levels_S.mean()
+    assert masked.times_SX[:, 1].sum() == 0
+    assert staged.times_SX[:, 1].sum() > 0
+    assert np.array_equal(masked.verified_SB, staged.verified_SB)
+
+
+def test_open_loop_charges_prefill_and_queues(trace_file):
+    options = {"batch_size": 2, "arrivals": "poisson", "requests": 30}
+    idle = records_of(trace_file, "chain:levels=3", rate=0.5, **options)
+    busy = records_of(trace_file, "chain:levels=3", rate=500.0, **options)
+    assert idle.idle_s > 0
+    assert busy.idle_s < idle.idle_s
+    assert idle.times_SX[:, 5].sum() > 0
+    waits = [np.median([r.ttft_s for r in run.requests]) for run in (idle, busy)]
+    assert waits[1] > 2 * waits[0] > 0
+    assert (idle.request_SB == -1).any()
+
+
+def test_measured_requests_are_whole_cycles():
+    config = make_config()
+    assert measured_requests(config, 8, 1) == 8
+    assert measured_requests(config, 8, 32) == 64
+    assert measured_requests(make_config(requests=5), 8, 32) == 5
+
+
+def test_tasks_partition_the_batch(trace_file):
+    result = simulator.simulate(
+        policies=["chain:levels=3"], trace=str(trace_file), batch_sizes=(4,), by_task=True, **COSTED
+    )
+    for row in result.batches[0].rows:
+        assert len(row.tasks) > 1
+        assert sum(part.summary.k_per_step for part in row.tasks) == pytest.approx(
+            row.summary.k_per_step
+        )
+        assert sum(part.summary.request_steps for part in row.tasks) == row.summary.request_steps
+
+
+def test_one_task_only(trace, trace_file):
+    task = trace.header.requests[0].task
+    result = simulator.simulate(
+        policies=["chain:levels=2"], trace=str(trace_file), batch_sizes=(2,), task=task, **COSTED
+    )
+    tasks = {trace.header.requests[q].task for q in result.evaluated_requests}
+    assert tasks == {task}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"policies": ["ecoh"]}, UnknownNameError, "Did you mean 'echo'"),
+        ({"policies": ["echo:treshold=1"]}, UnknownNameError, "Did you mean 'threshold'"),
+        ({"policies": ["echo:w_max=0"]}, InputError, "w_max"),
+        ({"policies": ["chain:levels=9"]}, SignalError, "drafts 9 levels, but the recording has 8"),
+        ({"batch_sizes": (0,)}, InputError, "batch_sizes"),
+        ({"batch_sizes": (10**7,)}, InputError, "batch_sizes"),
+        ({"k_max": -1}, InputError, "k_max"),
+        ({"task": "humanevil"}, UnknownNameError, "task"),
+        ({"trace": "nowhere.pkl"}, UnknownNameError, "trace"),
+        ({"target": "llama-3.1-8"}, UnknownNameError, "Did you mean 'llama-3.1-8b'"),
+        ({"target": "recorded"}, InputError, "does not say what its own models cost"),
+        ({"target": "qwen3-235b", "tp": 1}, InputError, "tp"),
+        ({"hardware": "h1000"}, UnknownNameError, "Did you mean 'h100'"),
+        ({"rate": 3.0}, InputError, "poisson"),
+        ({"arrivals": "poisson"}, InputError, "rate"),
+        ({"batchsize": 3}, UnknownNameError, "Did you mean 'batch_sizes'"),
+        ({"jobs": 0}, InputError, "jobs"),
+    ],
+)
+def test_bad_input_is_one_sentence(trace_file, options, error, words):
+    with pytest.raises(error) as caught:
+        simulator.simulate(**{"trace": str(trace_file), "batch_sizes": (2,), **COSTED, **options})
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
