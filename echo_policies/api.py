@@ -67,6 +67,8 @@ class StepContext:
     """int64 [B]: arrival number of the request, for first-come orders."""
     level_limit: int = 1 << 30
     """Largest of ``level_cap_B``, as a host number: engines know the lengths of their outputs."""
+    num_live: int | None = None
+    """Requests in the batch, as a host number; None where the engine does not know it."""
     costs: CostView | None = None
 
     @property

@@ -57,7 +57,7 @@ def parse_list(specs: Iterable[str]) -> list[Policy]:
     """
     pieces: list[str] = []
     for spec in specs:
-        for piece in filter(None, (part.strip() for part in spec.split(","))):
+        for piece in filter(None, (part.strip() for part in _split_commas(spec))):
             if "=" in piece and ":" not in piece and pieces:
                 pieces[-1] += f",{piece}"
             else:
@@ -89,7 +89,8 @@ def with_parameters(policy: Policy, values: dict[str, Any]) -> Policy:
     for field, value in values.items():
         if field not in owners:
             raise UnknownNameError(f"parameter of {policy.name!r}", field, owners)
-        changes.setdefault(owners[field], {})[field] = value
+        owner = owners[field]
+        changes.setdefault(owner, {})[field] = _typed(parts[owner], field, value)
     for owner, update in changes.items():
         changed = _revalidate(parts[owner], update)
         if isinstance(changed, Policy):
@@ -120,31 +121,48 @@ def _reword(part: BaseModel, error: ValidationError) -> str:
 def _split_spec(spec: str) -> tuple[str, list[str]]:
     """Split into the name (or FILE:CLASS) and its ``field=value`` pieces."""
     head, _, tail = spec.partition(":")
-    if head.endswith(".py"):
+    if head.endswith(".py") and tail:
         name, _, tail = tail.partition(":")
         head = f"{head}:{name}"
-    return head, [piece for piece in tail.split(",") if piece]
+    return head, [piece for piece in _split_commas(tail) if piece]
 
 
-def _parse_field(spec: str, piece: str) -> tuple[str, Any]:
+def _split_commas(text: str) -> list[str]:
+    """Split at commas outside brackets, so that ``taus=[[1,0.5],[4,0.2]]`` stays together."""
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth <= 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    return pieces
+
+
+def _parse_field(spec: str, piece: str) -> tuple[str, str]:
     field, equals, text = piece.partition("=")
     if not equals:
         raise InputError(
             f"A policy is written NAME:field=value,field=value; got {piece!r} in {spec!r}."
         )
+    return field.strip(), text.strip()
+
+
+def _typed(part: BaseModel, field: str, value: Any) -> Any:
+    """Read a value that was given as text; a field of text keeps it as it is."""
+    if not isinstance(value, str) or type(part).model_fields[field].annotation is str:
+        return value
     try:
-        return field.strip(), json.loads(text)
+        return json.loads(value)
     except json.JSONDecodeError:
-        return field.strip(), text.strip()
+        return value
 
 
 def _label(spec: str, head: str) -> str:
     """The name shown in tables: the specification, without a file's folder."""
     if ".py:" not in head:
         return spec
-    path, _, rest = spec.partition(".py:")
-    del path
-    return rest
+    return spec.partition(".py:")[2]
 
 
 def _make(head: str) -> Any:

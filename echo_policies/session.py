@@ -62,11 +62,11 @@ class Decision:
     expanded_B: Tensor
     """int64 [B]: nodes expanded, the root included."""
     depth_B: Tensor
-    """int64 [B]: levels that had candidates."""
+    """int64 [B]: levels drafted for the request, whether or not they held candidates."""
     levels: int
     """Levels the engine must charge: drafting can end early only at a checkpoint."""
     checks: int
-    """Gate checks of the whole batch the engine must charge."""
+    """Gate checks of the whole batch that cost a sync: none in masked mode."""
     was_clamped: bool
     """``--cap-all`` cut the plan."""
 
@@ -114,7 +114,7 @@ class Session:
             expanded_B=draft.expanded_B,
             depth_B=draft.depth_B,
             levels=draft.levels,
-            checks=sum(depth <= draft.levels for depth in draft.checkpoints),
+            checks=sum(depth <= draft.levels for depth in draft.stops),
             was_clamped=was_clamped,
         )
 

@@ -112,7 +112,8 @@ class Elastic(Scheduler):
     def begin(self, ctx: StepContext, memory: State) -> tuple[DraftPlan, State]:
         """Start with the whole budget and every request active."""
         del memory
-        if ctx.k_max == 0:
+        roots = ctx.num_live if self.budget_counts_roots else None
+        if ctx.k_max <= (roots or 0):
             return DraftPlan(levels=0), None
         k_left = torch.full((), ctx.k_max, dtype=torch.int64, device=ctx.live_B.device)
         if self.budget_counts_roots:

@@ -12,7 +12,7 @@ import torch
 from echo_policies.api import Gate, LayerView, Policy, Scheduler
 from echo_policies.forest import close_under_ancestors
 from echo_policies.testing.play import Played, play, same_tensors
-from echo_policies.testing.strategies import Slot, Situation
+from echo_policies.testing.strategies import Situation, Slot
 from echo_policies.testing.sync import no_host_sync
 
 Check = Callable[[Policy, Situation], None]

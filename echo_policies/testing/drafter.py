@@ -34,6 +34,10 @@ class Ground:
     """Some nodes have fewer children than asked for, none, a certain one, or only the last."""
 
 
+EVEN_GROUND = Ground()
+"""Scores that hardly ever tie, and every child that is asked for."""
+
+
 @dataclass(slots=True, eq=False)
 class SyntheticDrafter:
     """Drafts for requests that are given by a seed each, and hides a target path.
@@ -44,7 +48,7 @@ class SyntheticDrafter:
 
     seed_B: Tensor
     """int64 [B]: what the request drafts."""
-    ground: Ground = Ground()
+    ground: Ground = EVEN_GROUND
     outcome: int = 0
     keys: list[Tensor] = field(default_factory=list)
     """int64 [B, W] per depth: a node's identity, wherever it lies in a view."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from echo_policies.testing.drafter import Ground
+from echo_policies.testing.drafter import EVEN_GROUND, Ground
 
 UNLIMITED = 1 << 20
 """A budget that never binds."""
@@ -33,7 +33,7 @@ class Situation:
     slots: tuple[Slot, ...]
     k_max: int
     step: int = 0
-    ground: Ground = Ground()
+    ground: Ground = EVEN_GROUND
     steps: int = 1
 
     def permuted(self, order: Sequence[int]) -> Situation:
@@ -43,7 +43,7 @@ class Situation:
     def without_ties(self) -> Situation:
         """Return a situation in which no two nodes score alike, but for a hash collision."""
         slots = tuple(replace(slot, seed=slot.seed * 64 + n) for n, slot in enumerate(self.slots))
-        return replace(self, slots=slots, ground=Ground())
+        return replace(self, slots=slots, ground=EVEN_GROUND)
 
 
 def _with_own_arrivals(slots: list[Slot]) -> tuple[Slot, ...]:

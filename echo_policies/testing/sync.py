@@ -37,7 +37,7 @@ class HostSyncError(AssertionError):
     """Raised when a policy's own code looks at a tensor's value on the host."""
 
 
-class _NoSyncOperation(TorchDispatchMode):
+class _NoSyncOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -64,5 +64,5 @@ class _NoSyncMethod(TorchFunctionMode):
 @contextmanager
 def no_host_sync() -> Iterator[None]:
     """Raise :class:`HostSyncError` at the first operation that would synchronise."""
-    with _NoSyncOperation(), _NoSyncMethod():
+    with _NoSyncOperation(), _NoSyncMethod():  # type: ignore[no-untyped-call]
         yield
