@@ -31,27 +31,22 @@ class StepLoad:
     """Candidate nodes of the batch, K."""
 
 
-def charge(cost: CostModel, decision: Decision, load: StepLoad, *, is_staged: bool) -> StepTimes:
+def charge(cost: CostModel, decision: Decision, load: StepLoad) -> StepTimes:
     """Return the seconds of a step, by part."""
     verify_s = cost.verify_s(load.verified + load.live, load.live, load.kv_tokens)
     if decision.levels == 0:
         return StepTimes(verify_s=verify_s, host_s=cost.host_s(0))
-    levels = charged_levels(decision, is_staged=is_staged)
     return StepTimes(
-        draft_s=_draft_s(cost, decision, load, levels),
-        check_s=decision.checks * cost.check_s if is_staged else 0.0,
+        draft_s=_draft_s(cost, decision, load),
+        check_s=decision.checks * cost.check_s,
         select_s=cost.select_s(not decision.plan.is_chain),
         verify_s=verify_s,
-        host_s=cost.host_s(levels),
+        host_s=cost.host_s(decision.levels),
     )
 
 
-def charged_levels(decision: Decision, *, is_staged: bool) -> int:
-    """Levels that are paid for: up to the last checkpoint reached, or all of them."""
-    return decision.levels if is_staged else decision.plan.levels
-
-
-def _draft_s(cost: CostModel, decision: Decision, load: StepLoad, levels: int) -> float:
+def _draft_s(cost: CostModel, decision: Decision, load: StepLoad) -> float:
+    levels = decision.levels
     seconds = cost.draft_extend_s(load.behind_tokens, load.live, load.kv_tokens)
     template = decision.plan.template
     if template is None:

@@ -196,12 +196,17 @@ def calibrate(
 @app.command("check-policy")
 def check_policy(
     policy: Annotated[str, typer.Argument(help="NAME[:field=value,...] or FILE.py:CLASS.")],
+    examples: Annotated[int, typer.Option(help="Random situations per rule.", min=1)] = 30,
 ) -> None:
     """Run the contract of policies against one and print a minimal counterexample."""
     from echo_policies.registry import parse
-    from simulator.check_policy import print_checks
+    from echo_policies.testing import run_checks
+    from simulator.check_policy import render
+    from simulator.output import console
 
-    if not print_checks(parse(policy)):
+    results = run_checks(parse(policy), max_examples=examples)
+    console().print(render(results))
+    if any(result.status == "failed" for result in results):
         raise typer.Exit(1)
 
 

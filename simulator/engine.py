@@ -20,9 +20,9 @@ from echo_policies.api import Feedback, State, StepContext
 from echo_policies.errors import InputError
 from echo_policies.session import Decision, Session
 from simulator.batch import Batch, RequestTable
-from simulator.charge import StepLoad, charge, charged_levels
+from simulator.charge import StepLoad, charge
 from simulator.cost import CostModel
-from traces.records import RequestRecord, RunLog, RunRecords, StepTimes
+from traces.records import IDLE, RequestRecord, RunLog, RunRecords, StepTimes
 from traces.replay import RecordedDrafter, RecordedVerifier
 
 Events: TypeAlias = Generator[simpy.Event, None, None]
@@ -39,7 +39,6 @@ class EngineOptions:
     k_max: int
     context: int | None
     """Tokens of context charged per request; None charges prompt and output so far."""
-    is_staged: bool
     measured_requests: int
     """Requests to finish after warm-up."""
     drafts: bool
@@ -193,6 +192,7 @@ class Engine:
             remaining_B=batch.allowed_t,
             arrival_B=batch.arrival_t,
             level_limit=batch.level_limit,
+            num_live=batch.num_live,
         )
         self._drafter.seek(batch.position_t)
         decision = self._session.decide(ctx, memory)
@@ -205,7 +205,7 @@ class Engine:
             behind_tokens=int(batch.behind_B.sum()),
             verified=int(decision.verified_B.sum()),
         )
-        return decision, accepted_B, charge(self._cost, decision, load, is_staged=options.is_staged)
+        return decision, accepted_B, charge(self._cost, decision, load)
 
     def _commit(
         self, decision: Decision, accepted_B: torch.Tensor, times: StepTimes, memory: State
@@ -214,8 +214,9 @@ class Engine:
         request_B = batch.request_B.copy()
         emitted_B, counted_B = batch.commit(accepted_B, has_drafted=decision.levels > 0)
         self._log.times.append(times)
-        levels = charged_levels(decision, is_staged=self._options.is_staged)
-        self._log.batch.append((levels, decision.checks, self._options.k_max, decision.was_clamped))
+        self._log.batch.append(
+            (decision.levels, decision.checks, self._options.k_max, decision.was_clamped)
+        )
         columns = (
             decision.verified_B,
             decision.drafted_B,
@@ -230,7 +231,7 @@ class Engine:
         feedback = Feedback(
             torch.from_numpy(counted_B),
             decision.keep_BN,
-            batch.live_t,
+            torch.from_numpy(request_B != IDLE),
             times.draft_s,
             times.verify_s,
             times.total_s,

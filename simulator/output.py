@@ -116,12 +116,29 @@ def head(result: Result) -> list[str]:
             "another model's cost (--target recorded costs the pair itself)"
         )
     lines.append(f"context   {result.context_label}")
+    lines.append(f"replay    {unrevealed(result)}")
     lines.append(
         f"engine    {result.config.arrivals} loop, {result.config.mode} decisions, "
         f"seed {result.config.seed}"
         + (", every policy clamped to k_max" if result.config.cap_all else "")
     )
     return lines
+
+
+def unrevealed(result: Result) -> str:
+    """Say how much of what policies expanded the recording does not know."""
+    rates = [
+        (row.summary.unrevealed_rate, row.policy, batch.batch_size)
+        for batch in result.batches
+        for row in batch.rows
+    ]
+    rate, policy, batch_size = max(rates)
+    if rate == 0:
+        return "exact: the recording knows the children of every node that was expanded"
+    return (
+        f"up to {100 * rate:.2f} % of expanded nodes unrevealed ({policy} at batch {batch_size}); "
+        "shown without children, the bracket is below each table"
+    )
 
 
 def provenance(origin: Provenance) -> str:

@@ -150,7 +150,6 @@ class SimulationRun:
                 num_slots=self.batch_size,
                 k_max=self.k_max,
                 context=config.context,
-                is_staged=config.mode == "staged",
                 measured_requests=self.measured_requests,
                 drafts=widest_plan(self.policy).levels > 0,
             ),

@@ -55,7 +55,9 @@ NOTES: Final = (
     (
         "Method: positions are drawn with weights exp(sum of multiplier_K * min(level, K)) within "
         "one recorded request of the same data set and split, by systematic resampling, fitted per "
-        "data set and split so that chains of K steps together reach the published figures."
+        "data set and split so that chains of K steps together reach the published figures. Short "
+        "requests are passed over, and those without both a position where the longest chain "
+        "agrees and one where its first token does not, unless there are no others."
     ),
     (
         "Order: of {orders} random orders of a request's positions, the one whose chain walks come "

@@ -28,7 +28,8 @@ ORDERS: Final = 256
 MARGIN: Final = 1e-6
 """Least distance, in tokens, of a target from the end of what the recording can reach."""
 
-TOLERANCE: Final = 1e-7
+TOLERANCE: Final = 1e-6
+METHODS: Final = ("hybr", "lm")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,7 @@ def fit_tilt(level_RP: list[Int], share_R: Float, targets: dict[int, float], wha
     """Find the multipliers with which the requests together reach every target.
 
     Exponential tilting: of all weights with the same mean gains, those nearest to uniform in KL.
+    The multipliers are common to all requests, so the spread between requests remains.
     The acceptance length of requests together is tokens over steps, as benchmarks report it, so
     each request counts by its steps: 1 over the mean of ``1 / acceptance length``.
 
@@ -156,8 +158,10 @@ def _solve(base_RL: Float, share_R: Float, gain_LK: Float, target_K: Float) -> t
         share_RK = share_R[:, None] * (pooled_K / length_RK) ** 2
         return pooled_K - target_K, np.einsum("rk,rkj->kj", share_RK, slope_RKJ)
 
-    found = root(excess, np.zeros(len(target_K)), jac=True, method="lm", tol=TOLERANCE**2)
-    return found.x, excess(found.x)[0]
+    # Each of the two methods finds some solutions that the other one misses.
+    starts = (root(excess, np.zeros(len(target_K)), jac=True, method=name) for name in METHODS)
+    best_K = min((found.x for found in starts), key=lambda x: float(np.abs(excess(x)[0]).max()))
+    return best_K, excess(best_K)[0]
 
 
 def _require_reachable(

@@ -63,7 +63,9 @@ def make_synthetic(
     """Draw a synthetic trace from a recording; equal arguments give equal traces.
 
     Every synthetic request draws from the positions of one recorded request of its data set and
-    split, the recorded ones in turn. Data sets and splits are fitted each for itself.
+    split, the recorded ones in turn. Passed over are those too short and, where there are others,
+    those without both a position where the longest chain agrees and one where the first token does
+    not. Data sets and splits are fitted each for itself.
 
     Args:
         recording: the real recording; it is not modified.
@@ -87,7 +89,7 @@ def make_synthetic(
     fits: list[str] = []
     for published in spec.sets:
         for split in SPLITS:
-            pool = _pool(recording, published.task, split, usable_P, counts[split])
+            pool = _pool(recording, published, split, usable_P, counts[split])
             tilt = _fit(recording, published, split, pool)
             drawn = [_drawn(recording, index, tilt, positions, rng_draw) for _, index in pool]
             fits.append(fit_note(published, split, tilt, len(np.unique(np.concatenate(drawn)))))
@@ -104,10 +106,7 @@ def fit_report(
     """Compare a synthetic trace, or one split of it, with the published figures."""
     rows = []
     for published in spec.sets:
-        ids = [
-            q for q in range(trace.num_requests) if trace.header.requests[q].task == published.task
-        ]
-        ids = [q for q in ids if split in (None, trace.header.requests[q].split)]
+        ids = [q for s in SPLITS if split in (None, s) for q in trace.split(s, published.task)]
         for steps, target in published.acceptance:
             ranks = [trace.arrays.path_rank[trace.positions(q)] for q in ids]
             levels = [chain_levels(rank, steps) for rank in ranks]
@@ -143,22 +142,32 @@ def _check(recording: Trace, spec: SyntheticSpec, requests: int, positions: int)
 
 
 def _pool(
-    recording: Trace, task: str, split: Split, usable_P: npt.NDArray[np.bool_], count: int
+    recording: Trace,
+    published: PublishedSet,
+    split: Split,
+    usable_P: npt.NDArray[np.bool_],
+    count: int,
 ) -> list[tuple[int, Int]]:
     """Recorded request and its usable positions for each of ``count`` synthetic requests."""
     found = []
-    for q in recording.split(split, task):
+    for q in recording.split(split, published.task):
         where = recording.positions(q)
         index = np.flatnonzero(usable_P[where]) + where.start
         if len(index) >= MIN_POSITIONS:
             found.append((q, index))
     if not found:
         raise InputError(
-            f"recording {recording.header.name!r} must have a {split} request of {task} with "
-            f"{MIN_POSITIONS} positions whose output goes on for {recording.header.chain_levels} "
-            "tokens; it has none. Record more requests, or longer outputs."
+            f"recording {recording.header.name!r} must have a {split} request of {published.task} "
+            f"with {MIN_POSITIONS} positions whose output goes on for "
+            f"{recording.header.chain_levels} tokens; it has none. Record more requests, or longer "
+            "outputs."
         )
-    return [found[turn % len(found)] for turn in range(count)]
+    # A request that cannot go all the way up and down would push its share on the others.
+    longest = max(steps for steps, _ in published.acceptance)
+    agrees_PK = recording.arrays.path_rank[:, :longest] == 0
+    whole_P, none_P = agrees_PK.all(axis=1), ~agrees_PK[:, 0]
+    supported = [(q, i) for q, i in found if whole_P[i].any() and none_P[i].any()] or found
+    return [supported[turn % len(supported)] for turn in range(count)]
 
 
 def _fit(

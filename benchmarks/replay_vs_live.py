@@ -1,0 +1,165 @@
+"""Replay against the real draft model: are plans and accepted lengths the same?
+
+    python benchmarks/replay_vs_live.py --draft PATH --prompts FILE.jsonl [...] [--trace NAME]
+
+At evenly spread positions of the recording's evaluation requests, every policy is driven live on
+the draft model (a forward for each node that it expands, acceptance by token ids) and replayed on
+the recording. Steps with unrevealed nodes are counted apart: replay does not know their children.
+Prints one line per policy; the recording and the draft must be of one dtype.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from echo_policies.api import CalibrationContext, Policy, StepContext
+from echo_policies.registry import parse_list
+from echo_policies.session import Decision, open_session
+from gpu_backend import models
+from gpu_backend.config import RecordConfig
+from gpu_backend.draft_tree import DraftTree, prepare_draft
+from gpu_backend.drafter import DraftModelDrafter, TextVerifier
+from gpu_backend.node_trie import NodeTrie
+from gpu_backend.prompts import load_prompts, task_name
+from traces.calibrate import calibration_samples
+from traces.library import open_trace
+from traces.replay import RecordedDrafter, RecordedVerifier, replay_tables
+from traces.schema import Trace
+
+POLICIES = (
+    "chain:levels=8,static,static:tree=eagle25,eagle3,eagle3_sglang,"
+    "echo:w_topk=1,echo:w_topk=3,dense:w_topk=2,fixed:w_topk=2"
+)
+
+
+@dataclass
+class Tally:
+    """What one policy did at all positions."""
+
+    positions: int = 0
+    unrevealed: int = 0
+    plans_differ: int = 0
+    accepted_differ: int = 0
+    first: list[str] = field(default_factory=list)
+
+
+def main() -> None:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draft", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True)
+    parser.add_argument("--trace", default="qwen2.5-coder-1.5b")
+    parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--positions", type=int, default=200)
+    parser.add_argument("--k-per-request", type=int, default=6)
+    options = parser.parse_args()
+    trace = open_trace(options.trace)
+    samples = calibration_samples(trace, trace.split("calibration"))
+    policies = [
+        policy.calibrate(samples, CalibrationContext(1, options.k_per_request))
+        for policy in parse_list([options.policies])
+    ]
+    texts = _prompt_tokens(options.prompts, options.draft)
+    draft = models.load_model(options.draft, trace.header.draft.dtype)
+    prepare_draft(draft)
+    tallies = {policy.name: Tally() for policy in policies}
+    evaluated = [q for q in trace.split("evaluation") if _key(trace, q) in texts]
+    share = -(-options.positions // len(evaluated))
+    for request in evaluated:
+        where = trace.positions(request)
+        count = min(share, where.stop - where.start)
+        chosen = np.unique(np.linspace(0, where.stop - where.start - 1, count).astype(int))
+        for policy in policies:
+            _compare(
+                trace, request, chosen, policy, draft, texts[_key(trace, request)],
+                options.k_per_request, tallies[policy.name],
+            )  # fmt: skip
+        print(f"{_key(trace, request)}: {len(chosen)} positions", flush=True)
+    for name, tally in tallies.items():
+        print(
+            f"{name:24} positions {tally.positions:4}  with unrevealed nodes {tally.unrevealed:3}  "
+            f"of the others: plans differ {tally.plans_differ}, accepted lengths differ "
+            f"{tally.accepted_differ}  {' '.join(tally.first[:3])}"
+        )
+
+
+def _prompt_tokens(files: list[Path], draft: Path) -> dict[tuple[str, str], list[int]]:
+    tokenizer = models.load_tokenizer(draft)
+    config = RecordConfig(requests_per_set=10_000)
+    prompts = [p for file in files for p in load_prompts(file, task_name(file), tokenizer, config)]
+    return {(prompt.task, prompt.question_id): prompt.token_ids for prompt in prompts}
+
+
+def _key(trace: Trace, request: int) -> tuple[str, str]:
+    info = trace.header.requests[request]
+    return info.task, info.question_id
+
+
+def _compare(
+    trace: Trace,
+    request: int,
+    chosen: np.ndarray,
+    policy: Policy,
+    draft: torch.nn.Module,
+    prompt: list[int],
+    k_per_request: int,
+    tally: Tally,
+) -> None:
+    start, stop = trace.arrays.token_offset[request : request + 2]
+    output = trace.arrays.tokens[start:stop].tolist()
+    tree = DraftTree(
+        draft,
+        vocab_size=trace.header.vocab_size,
+        prefix_capacity=len(prompt) + len(output),
+        width=trace.header.root_width,
+    )
+    trie = NodeTrie(tree, prompt, output, max_branch=32, shares_path=False)
+    live = DraftModelDrafter(trie, output)
+    position_B = torch.from_numpy(chosen)
+    live.seek(position_B)
+    played = RecordedDrafter(replay_tables(trace))
+    played.seek(position_B + trace.positions(request).start)
+    ctx = _context(trace, request, chosen, k_per_request)
+    with torch.inference_mode():
+        there = open_session(policy, live).decide(ctx, None)
+        here = open_session(policy, played).decide(ctx, None)
+        accepted_there = TextVerifier(live).verify(there.forest, there.keep_BN)
+        accepted_here = RecordedVerifier(played).verify(here.forest, here.keep_BN)
+    revealed = played.unrevealed_B == 0
+    differs = _plans_differ(there, here) & revealed
+    tally.positions += len(chosen)
+    tally.unrevealed += int((~revealed).sum())
+    tally.plans_differ += int(differs.sum())
+    tally.accepted_differ += int(((accepted_there != accepted_here) & revealed).sum())
+    tally.first += [f"{_key(trace, request)}@{chosen[i]}" for i in np.flatnonzero(differs)]
+
+
+def _context(trace: Trace, request: int, chosen: np.ndarray, k_per_request: int) -> StepContext:
+    remaining = trace.header.requests[request].max_new_tokens - 1 - torch.from_numpy(chosen)
+    live = torch.ones(len(chosen), dtype=torch.bool)
+    number = torch.arange(len(chosen))
+    limit = int(remaining.max()) - 1
+    return StepContext(k_per_request * len(chosen), 0, live, remaining, number, limit)
+
+
+def _plans_differ(there: Decision, here: Decision) -> torch.Tensor:
+    """bool [B]: kept nodes differ, as paths of places from the root."""
+    kept_there, kept_here = _kept(there), _kept(here)
+    return torch.tensor([a != b for a, b in zip(kept_there, kept_here, strict=True)])
+
+
+def _kept(decision: Decision) -> list[set[tuple[int, int]]]:
+    found: list[set[tuple[int, int]]] = [set() for _ in range(decision.keep_BN.shape[0])]
+    for depth, part in enumerate(decision.forest.split(decision.keep_BN)):
+        for request, place in part.nonzero().tolist():
+            found[request].add((depth, place))
+    return found
+
+
+if __name__ == "__main__":
+    main()
