@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
-from echo_policies.errors import InputError
+from echo_policies.errors import InputError, UnknownNameError
 from simulator.cost.catalogue import find_pair
+from simulator.cost.constants import shipped
 from simulator.cost.forward import (
     EagleForward,
     TransformerForward,
@@ -13,18 +16,19 @@ from simulator.cost.forward import (
     shard_transformer,
 )
 from simulator.cost.host import NO_HOST, find_engine
-from simulator.cost.memory import check_tp, draft_tp
-from simulator.cost.models import Eagle3Head, Transformer
-from simulator.cost.operators import Operators, build_operators
+from simulator.cost.memory import check_ep, check_tp, draft_tp
+from simulator.cost.models import CostedPair, Eagle3Head, Transformer
+from simulator.cost.operators import DTYPES, Operators, build_operators
+from simulator.cost.parameters import CostParameters
 from simulator.cost.step import CostModel
-from simulator.hardware import find_hardware
+from simulator.hardware import Hardware, find_hardware
 
 DEFAULT_CHECK_S: Final = 0.15e-3
 """Seconds of one gate check, device sync included (section 4.6; swept 0.03-0.6 ms there)."""
 
 
 def build_cost_model(
-    target: str,
+    target: str | CostedPair,
     hardware: str,
     tp: int,
     *,
@@ -33,11 +37,15 @@ def build_cost_model(
     moe_zipf_alpha: float = 0.6,
     engine: str = "sglang",
     scale: float = 1.0,
+    dtype: str = "bf16",
+    ep: int = 1,
+    parameters: CostParameters | None = None,
+    pads_to_graphs: bool = True,
 ) -> CostModel:
     """Build the cost model of a target and its draft on ``tp`` GPUs.
 
     Args:
-        target: a name of `simulator.cost.catalogue.PAIRS`; the draft follows from it.
+        target: a name of `simulator.cost.catalogue.PAIRS`, whose draft follows from it, or a pair.
         hardware: a name of `simulator.hardware.HARDWARE`.
         tp: tensor-parallel degree. A draft whose heads it does not divide is replicated.
         pure_roofline: the textbook version: datasheet peaks, no floors, host and checks free.
@@ -45,33 +53,55 @@ def build_cost_model(
         moe_zipf_alpha: exponent of expert popularity, 0 (uniform) to 1 (section 4.3).
         engine: serving engine whose host terms are charged.
         scale: factor on every returned time.
+        dtype: format of the target's weights: bf16, fp8 or fp8_block; drafts are bf16.
+        ep: ranks that the experts are spread over; it divides ``tp``.
+        parameters: constants; by default those shipped, fitted to measured steps.
+        pads_to_graphs: round rows up to the engine's CUDA graphs (the staircase).
 
     Raises:
         UnknownNameError: for an unknown target, hardware or engine.
         InputError: for any other value out of range.
     """
-    pair, gpu, host = find_pair(target), find_hardware(hardware), find_engine(engine)
-    check_tp(pair.target, tp)
+    pair = find_pair(target) if isinstance(target, str) else target
+    gpu = find_hardware(hardware)
+    constants = parameters or shipped()
+    host = NO_HOST if pure_roofline else find_engine(engine, constants)
+    _check(pair, gpu, tp, ep, dtype)
     if not (check_s >= 0.0 and 0.0 <= moe_zipf_alpha <= 1.0 and scale > 0.0):
         raise InputError(
             "check_s must be at least 0, moe_zipf_alpha lie in [0, 1] and scale exceed 0; got "
             f"{check_s}, {moe_zipf_alpha} and {scale}."
         )
-    target_ops, draft_ops = (
-        build_operators(gpu, n, pure_roofline=pure_roofline, moe_zipf_alpha=moe_zipf_alpha)
-        for n in (tp, draft_tp(pair.draft, tp))
+    operators = partial(
+        build_operators,
+        gpu,
+        parameters=constants,
+        pure_roofline=pure_roofline,
+        moe_zipf_alpha=moe_zipf_alpha,
     )
+    split = draft_tp(pair.draft, tp)
     return CostModel(
         pair=pair,
         hardware=gpu,
         tp=tp,
-        target=shard_transformer(pair.target, target_ops, tp),
-        draft=_shard_draft(pair.draft, draft_ops, draft_tp(pair.draft, tp)),
-        host=NO_HOST if pure_roofline else host,
+        target=shard_transformer(pair.target, operators(tp, dtype=dtype, ep=ep), tp, ep),
+        draft=_shard_draft(pair.draft, operators(split), split),
+        host=host if pads_to_graphs else replace(host, pads_to_graphs=False),
         gate_check_s=0.0 if pure_roofline else check_s,
         is_pure_roofline=pure_roofline,
         scale=scale,
+        dtype=dtype,
+        prefill_share=1.0 if pure_roofline else constants.prefill_share,
     )
+
+
+def _check(pair: CostedPair, gpu: Hardware, tp: int, ep: int, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UnknownNameError("weight format", dtype, DTYPES)
+    check_tp(pair.target, tp)
+    check_ep(pair.target, tp, ep)
+    if gpu.nvlink_byte_per_s == 0.0 and tp > 1:
+        raise InputError(f"tp must be 1 on {gpu.name}, which has no link to another; got {tp}.")
 
 
 def _shard_draft(

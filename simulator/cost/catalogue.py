@@ -95,6 +95,17 @@ QWEN2_5_CODER_0_5B: Final = Transformer(
     vocab=151_936,
     has_tied_head=True,
 )
+SMOLLM2_135M: Final = Transformer(
+    name="smollm2-135m",
+    layers=30,
+    hidden=576,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    ffn=1536,
+    vocab=49_152,
+    has_tied_head=True,
+)
 
 _PAIRS: Final = (
     CostedPair(
@@ -172,6 +183,21 @@ _PAIRS: Final = (
         ),
     ),
     CostedPair(QWEN2_5_CODER_1_5B, QWEN2_5_CODER_0_5B),
+    CostedPair(
+        SMOLLM2_135M,
+        Eagle3Head(
+            name="EAGLE3-SmolLM2-135M",
+            target_hidden=576,
+            hidden=576,
+            heads=9,
+            kv_heads=3,
+            head_dim=64,
+            ffn=1536,
+            vocab=16_384,
+            source="the target's own layer; draft vocabulary of models.md section 4",
+            is_verified=False,
+        ),
+    ),
 )
 
 PAIRS: Final[Mapping[str, CostedPair]] = MappingProxyType(

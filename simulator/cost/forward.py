@@ -8,9 +8,24 @@ values are read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from simulator.cost.models import Eagle3Head, Transformer
 from simulator.cost.operators import Operators
+
+PARTS: Final = ("gemm", "experts", "attention", "elementwise", "all_reduce")
+"""What `Parts` holds, in order."""
+
+Parts: TypeAlias = tuple[float, float, float, float, float]
+"""Seconds of a forward's layers by operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What one forward launches, for engines that do not replay it from a CUDA graph."""
+
+    launches: int
+    all_reduces: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +42,42 @@ class TransformerForward:
     """Width on one rank of the dense block, or of one expert."""
     vocab: int
     tp: int
+    ep: int
+    """Ranks that the experts are spread over; each expert is cut over the other tp / ep."""
     model: Transformer
 
     def body_s(self, rows: float, pairs: float, span: float) -> float:
         """Return the seconds of all layers."""
-        ops, hidden, q_width = self.ops, self.hidden, self.q_width
+        gemm, experts, attention, elementwise, all_reduce = self.layer_parts(rows, pairs, span)
+        return self.layers * (gemm + experts + attention + elementwise + all_reduce)
+
+    def layer_parts(self, rows: float, pairs: float, span: float) -> Parts:
+        """Return the seconds of one layer by operator, in the order of `PARTS`."""
+        ops, hidden, q_width, ffn = self.ops, self.hidden, self.q_width, self.ffn
         qkv_width = q_width + 2.0 * self.kv_width
         rope_passes = 2 if self.model.has_qk_norm else 1
-        layer_s = ops.gemm_s(rows, qkv_width, hidden)
-        layer_s += ops.gemm_s(rows, hidden, q_width)
-        layer_s += ops.attention_s(rows, pairs, span, q_width, self.kv_width)
-        layer_s += 2.0 * ops.elementwise_s(8.0 * rows * hidden)  # the two norms
-        layer_s += rope_passes * ops.elementwise_s(4.0 * rows * qkv_width)
-        layer_s += 2.0 * ops.all_reduce_s(2.0 * rows * hidden)
-        return self.layers * (layer_s + self._feed_forward_s(rows))
-
-    def _feed_forward_s(self, rows: float) -> float:
-        ops, hidden, ffn = self.ops, self.hidden, self.ffn
+        gemm = ops.gemm_s(rows, qkv_width, hidden) + ops.gemm_s(rows, hidden, q_width)
+        attention = ops.attention_s(rows, pairs, span, q_width, self.kv_width)
+        elementwise = 2.0 * ops.elementwise_s(8.0 * rows * hidden)  # the two norms
+        elementwise += rope_passes * ops.elementwise_s(4.0 * rows * qkv_width)
+        all_reduce = 2.0 * ops.all_reduce_s(2.0 * rows * hidden)
         experts = self.model.experts
         if experts is None:
-            return (
-                ops.gemm_s(rows, 2.0 * ffn, hidden)
-                + ops.gemm_s(rows, hidden, ffn)
-                + ops.elementwise_s(6.0 * rows * ffn)
-            )
-        router_s = ops.gemm_s(rows, experts.count, hidden) + 2.0 * ops.elementwise.floor_s
-        return router_s + ops.fused_moe_s(rows, hidden, experts, ffn)
+            gemm += ops.gemm_s(rows, 2.0 * ffn, hidden) + ops.gemm_s(rows, hidden, ffn)
+            elementwise += ops.elementwise_s(6.0 * rows * ffn)
+            return gemm, 0.0, attention, elementwise, all_reduce
+        gemm += ops.head_s(rows, experts.count, hidden)  # the router stays bf16
+        elementwise += 2.0 * ops.elementwise.floor_s
+        moe = ops.fused_moe_s(rows, hidden, experts, ffn, self.ep)
+        return gemm, moe, attention, elementwise, all_reduce
+
+    @property
+    def kernels(self) -> Kernels:
+        """Kernels of one forward with its LM head and argmax."""
+        per_layer = 9 if self.model.experts is None else 10
+        per_layer += 1 if self.model.has_qk_norm else 0
+        reduces = 2 * self.layers + 1 if self.tp > 1 else 0
+        return Kernels(self.layers * per_layer + 5, reduces)
 
     def argmax_s(self, rows: float) -> float:
         """Return the seconds of picking the target's token on ``rows`` rows."""
@@ -86,14 +111,19 @@ class EagleForward:
 
     def fc_s(self, rows: float) -> float:
         """Return the seconds of joining three target states into one of the head."""
-        return self.ops.gemm_s(rows, self.hidden, 3.0 * self.model.target_hidden)
+        return self.ops.head_s(rows, self.hidden, 3.0 * self.model.target_hidden)
+
+    @property
+    def kernels(self) -> Kernels:
+        """Kernels of one draft step with its LM head, softmax and top-k."""
+        return Kernels(12 + 8, 3 if self.tp > 1 else 0)
 
 
 def logits_s(forward: TransformerForward | EagleForward, rows: float) -> float:
     """Return the seconds of the LM head over ``rows`` rows, gathered from all ranks."""
     vocab_share = forward.vocab / forward.tp
     gather_s = forward.ops.all_reduce_s(2.0 * rows * vocab_share)
-    return forward.ops.gemm_s(rows, vocab_share, forward.hidden) + gather_s
+    return forward.ops.head_s(rows, vocab_share, forward.hidden) + gather_s
 
 
 def propose_s(forward: TransformerForward | EagleForward, rows: float) -> float:
@@ -103,9 +133,11 @@ def propose_s(forward: TransformerForward | EagleForward, rows: float) -> float:
     return logits_s(forward, rows) + softmax_s + 4.0 * ops.elementwise.floor_s
 
 
-def shard_transformer(model: Transformer, ops: Operators, tp: int) -> TransformerForward:
+def shard_transformer(
+    model: Transformer, ops: Operators, tp: int, ep: int = 1
+) -> TransformerForward:
     """Cut a transformer into the shapes of one rank; the caller has checked the division."""
-    ffn = model.ffn if model.experts is None else model.experts.ffn
+    ffn = model.ffn if model.experts is None else model.experts.ffn * ep
     return TransformerForward(
         ops=ops,
         layers=model.layers,
@@ -115,6 +147,7 @@ def shard_transformer(model: Transformer, ops: Operators, tp: int) -> Transforme
         ffn=ffn / tp,
         vocab=model.vocab,
         tp=tp,
+        ep=ep,
         model=model,
     )
 

@@ -1,57 +1,155 @@
-"""What the host adds to every step: launches, scheduling, speculative bookkeeping.
+"""Engine profiles: what the host adds to a step, and what is replayed from CUDA graphs.
 
-Source: hardware.md section 4.5, fitted there on a development half of public measurements.
+Host terms: hardware.md section 4.5 and the fit of `simulator.cost.fit`. Graph sizes are the
+engines' defaults: sglang and vllm capture 1, 2, 4 and multiples of 8 (16 from 256 on, up to 512),
+trtllm with padding 1, 2, 4, multiples of 8 up to 128 and then powers of two.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from echo_policies.errors import UnknownNameError
+from simulator.cost.forward import Kernels
+from simulator.cost.parameters import CostParameters
+
+_SMALL: Final = (1, 2, 4)
+GRAPHS_SGLANG: Final = (*_SMALL, *range(8, 257, 8), *range(272, 513, 16))
+GRAPHS_TRTLLM: Final = (*_SMALL, *range(8, 129, 8), 256, 512, 1024, 2048)
 
 
-@dataclass(frozen=True, slots=True)
-class HostTerms:
-    """Host seconds of one serving engine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """Host seconds of one serving engine, and the batch sizes it has CUDA graphs for.
+
+    A forward of more rows than the largest graph, and every forward of an engine without graphs,
+    takes at least the time of launching its kernels one by one.
+    """
 
     engine: str
-    step_s: float
-    step_per_log2_tp_s: float
-    cycle_s: float = 1.36e-3
+    step_s: float = 0.0
+    step_per_log2_tp_s: float = 0.0
+    request_s: float = 0.0
+    """Per step and live request."""
+    prefill_s: float = 0.0
+    """Per prompt that is prefilled between decode steps."""
+    cycle_s: float = 0.0
     """Extra per EAGLE cycle; fitted on sglang, the only engine with public cycles."""
-    draft_step_s: float = 0.048e-3
+    cycle_per_log2_tp_s: float = 0.0
+    draft_step_s: float = 0.0
     """Extra per EAGLE draft step."""
-    tree_s: float = 1.12e-3
+    tree_s: float = 0.0
     """Extra per EAGLE cycle whose draft branches (topk > 1)."""
+    launch_s: float = 0.0
+    eager_all_reduce_s: float = 0.0
+    unfused: float = 1.0
+    """Kernels launched per kernel of a fused engine."""
+    graph_rows: tuple[int, ...] = ()
+    """Sizes with a CUDA graph, ascending; empty where graphs are off."""
+    pads_to_graphs: bool = True
 
-    def plain_step_s(self, tp: int) -> float:
+    def plain_step_s(self, tp: int, requests: int = 0) -> float:
         """Return the host seconds of any step, speculative or not."""
-        return self.step_s + self.step_per_log2_tp_s * math.log2(tp)
+        return self.step_s + self.step_per_log2_tp_s * math.log2(tp) + requests * self.request_s
+
+    def padded(self, rows: int) -> int:
+        """Return the rows of the graph that is replayed; ``rows`` where there is none."""
+        graphs = self.graph_rows
+        if not self.pads_to_graphs:
+            return rows
+        place = bisect_left(graphs, rows)
+        return graphs[place] if place < len(graphs) else rows
+
+    def has_graph(self, rows: int) -> bool:
+        """Whether a forward of that many rows is replayed from a CUDA graph."""
+        return bool(self.graph_rows) and rows <= self.graph_rows[-1]
+
+    def launch_bound_s(self, kernels: Kernels) -> float:
+        """Return the host seconds of launching a forward kernel by kernel."""
+        launches_s = kernels.launches * self.unfused * self.launch_s
+        return launches_s + kernels.all_reduces * self.eager_all_reduce_s
 
 
-NO_HOST: Final = HostTerms("none", 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_HOST: Final = EngineProfile(engine="none")
 """Host terms of the pure roofline."""
 
-ENGINES: Final[Mapping[str, HostTerms]] = MappingProxyType(
+
+def _served(
+    engine: str, graphs: tuple[int, ...], step: str, prefill: str, log2_tp: str | None
+) -> Callable[[CostParameters], EngineProfile]:
+    def make(p: CostParameters) -> EngineProfile:
+        return EngineProfile(
+            engine=engine,
+            step_s=getattr(p, step) * 1e-3,
+            step_per_log2_tp_s=getattr(p, log2_tp) * 1e-3 if log2_tp else 0.0,
+            request_s=p.request_us * 1e-6,
+            prefill_s=getattr(p, prefill) * 1e-3,
+            cycle_s=p.cycle_ms * 1e-3,
+            draft_step_s=p.draft_step_ms * 1e-3,
+            tree_s=p.tree_ms * 1e-3,
+            launch_s=p.launch_us * 1e-6,
+            eager_all_reduce_s=p.eager_all_reduce_us * 1e-6,
+            graph_rows=graphs,
+        )
+
+    return make
+
+
+def _transformers(p: CostParameters) -> EngineProfile:
+    return EngineProfile(
+        engine="transformers",
+        step_s=p.transformers_step_ms * 1e-3,
+        launch_s=p.transformers_launch_us * 1e-6,
+        eager_all_reduce_s=p.eager_all_reduce_us * 1e-6,
+        unfused=2.5,
+    )
+
+
+def _cpu(p: CostParameters) -> EngineProfile:
+    del p  # the floor of every operator is the host's time already
+    return EngineProfile(engine="cpu")
+
+
+def _sglang_2025_03(p: CostParameters) -> EngineProfile:
+    extra_s = p.old_cycle_ms * 1e-3
+    now = ENGINES["sglang"](p)
+    return replace(
+        now,
+        engine="sglang-2025-03",
+        cycle_s=now.cycle_s + extra_s,
+        cycle_per_log2_tp_s=extra_s,
+    )
+
+
+ENGINES: Final[Mapping[str, Callable[[CostParameters], EngineProfile]]] = MappingProxyType(
     {
-        "sglang": HostTerms("sglang", 0.38e-3, 0.0),
-        "vllm": HostTerms("vllm", 0.76e-3, 0.35e-3),
-        "trtllm": HostTerms("trtllm", 0.34e-3, 0.12e-3),
+        "sglang": _served("sglang", GRAPHS_SGLANG, "sglang_step_ms", "sglang_prefill_ms", None),
+        "sglang-2025-03": _sglang_2025_03,
+        "vllm": _served(
+            "vllm", GRAPHS_SGLANG, "vllm_step_ms", "vllm_prefill_ms", "vllm_log2_tp_ms"
+        ),
+        "trtllm": _served(
+            "trtllm", GRAPHS_TRTLLM, "trtllm_step_ms", "trtllm_prefill_ms", "trtllm_log2_tp_ms"
+        ),
+        "transformers": _transformers,
+        "cpu": _cpu,
     }
 )
+"""Every engine profile by name, as a function of the constants."""
 
 
-def find_engine(name: str) -> HostTerms:
-    """Return the host terms of the serving engine of that name.
+def find_engine(name: str, parameters: CostParameters) -> EngineProfile:
+    """Return the profile of the serving engine of that name.
 
     Raises:
         UnknownNameError: if no engine has that name.
     """
     try:
-        return ENGINES[name]
+        return ENGINES[name](parameters)
     except KeyError:
         raise UnknownNameError("serving engine", name, ENGINES) from None

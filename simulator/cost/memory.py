@@ -63,6 +63,18 @@ def check_tp(model: Transformer, tp: int) -> None:
     )
 
 
+def check_ep(model: Transformer, tp: int, ep: int) -> None:
+    """Refuse an expert-parallel degree that the model cannot run at.
+
+    Raises:
+        InputError: if ``ep`` does not divide ``tp`` and the experts.
+    """
+    experts = model.experts.count if model.experts else 1
+    if ep < 1 or tp % ep or experts % ep:
+        held = f"the {experts} experts" if model.experts else "a dense model, which runs at ep 1,"
+        raise InputError(f"ep must divide tp {tp} and {held} of {model.name}; got {ep}.")
+
+
 def draft_tp(draft: Transformer | Eagle3Head, tp: int) -> int:
     """Return the degree the draft runs at: the target's, or 1 (replicated) if it cannot divide."""
     return tp if can_shard(draft, tp) else 1

@@ -10,12 +10,20 @@ which is the spec cycle of hardware.md section 4.4 plus the checks of section 4.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Final
 
 from echo_policies.errors import InputError
-from simulator.cost.forward import EagleForward, TransformerForward, logits_s, propose_s
-from simulator.cost.host import HostTerms
+from simulator.cost.forward import (
+    PARTS,
+    EagleForward,
+    Kernels,
+    TransformerForward,
+    logits_s,
+    propose_s,
+)
+from simulator.cost.host import EngineProfile
 from simulator.cost.memory import MemoryNeed, require_memory
 from simulator.cost.models import CostedPair
 from simulator.hardware import Hardware
@@ -38,10 +46,13 @@ class CostModel:
     tp: int
     target: TransformerForward
     draft: TransformerForward | EagleForward
-    host: HostTerms
+    host: EngineProfile
     gate_check_s: float
     is_pure_roofline: bool
     scale: float = 1.0
+    dtype: str = "bf16"
+    prefill_share: float = 1.0
+    """Part of a prompt's kernels that delays the other requests."""
 
     def verify_s(self, rows: int, requests: int, kv_tokens: int) -> float:
         """Return the seconds of one target forward over the roots and kept nodes of a batch.
@@ -53,9 +64,31 @@ class CostModel:
         """
         if rows <= 0:
             return 0.0
-        span = kv_tokens + rows  # reproduces section 3 to the row
-        body_s = self.target.body_s(rows, rows * span / requests, span)
-        return self.scale * (body_s + logits_s(self.target, rows) + self.target.argmax_s(rows))
+        padded = self.host.padded(rows)
+        span = kv_tokens + padded  # reproduces section 3 to the row
+        total_s = self.target.body_s(padded, padded * span / requests, span)
+        total_s += logits_s(self.target, padded) + self.target.argmax_s(padded)
+        return self.scale * self._launched_s(total_s, padded, self.target.kernels)
+
+    def verify_parts(self, rows: int, requests: int, kv_tokens: int) -> dict[str, float]:
+        """Return `verify_s` by operator; ``launch`` is what launching adds without a graph."""
+        padded = self.host.padded(rows)
+        span = kv_tokens + padded
+        layer = self.target.layer_parts(padded, padded * span / requests, span)
+        parts = {
+            name: self.scale * self.target.layers * seconds
+            for name, seconds in zip(PARTS, layer, strict=True)
+        }
+        parts["lm_head"] = self.scale * logits_s(self.target, padded)
+        parts["argmax"] = self.scale * self.target.argmax_s(padded)
+        parts["launch"] = self.verify_s(rows, requests, kv_tokens) - sum(parts.values())
+        return parts
+
+    def _launched_s(self, kernels_s: float, rows: int, kernels: Kernels) -> float:
+        """Return the kernels' seconds, or those of launching them where no graph is replayed."""
+        if self.host.has_graph(rows):
+            return kernels_s
+        return max(kernels_s, self.host.launch_bound_s(kernels))
 
     def plain_decode_s(self, requests: int, kv_tokens: int) -> float:
         """Return the kernel seconds of one plain decode step, one row per request."""
@@ -74,21 +107,24 @@ class CostModel:
         """
         if rows <= 0:
             return 0.0
-        span = kv_tokens + rows
-        total_s = self.draft.body_s(rows, rows * span / requests, span)
+        padded = self.host.padded(rows)
+        span = kv_tokens + padded
+        total_s = self.draft.body_s(padded, padded * span / requests, span)
         if isinstance(self.draft, EagleForward):
-            total_s += self.draft.fc_s(rows) + propose_s(self.draft, rows)
+            total_s += self.draft.fc_s(padded) + propose_s(self.draft, padded)
         else:
-            total_s += propose_s(self.draft, min(rows, requests))
-        return self.scale * total_s
+            total_s += propose_s(self.draft, min(padded, requests))
+        return self.scale * self._launched_s(total_s, padded, self.draft.kernels)
 
     def draft_layer_s(self, rows: int, requests: int, kv_tokens: int) -> float:
         """Return the seconds of one later draft layer over ``rows`` frontier nodes."""
         if rows <= 0:
             return 0.0
-        span = kv_tokens + rows
-        body_s = self.draft.body_s(rows, rows * span / requests, span)
-        return self.scale * (body_s + propose_s(self.draft, rows))
+        padded = self.host.padded(rows)
+        span = kv_tokens + padded
+        total_s = self.draft.body_s(padded, padded * span / requests, span)
+        total_s += propose_s(self.draft, padded)
+        return self.scale * self._launched_s(total_s, padded, self.draft.kernels)
 
     def prefill_s(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Return the target's seconds for one prompt, LM head over its last token only.
@@ -101,8 +137,10 @@ class CostModel:
         if rows <= 0:
             return 0.0
         pairs = rows * cached_tokens + rows * rows / 2.0
-        body_s = self.target.body_s(rows, pairs, prompt_tokens)
-        return self.scale * (body_s + logits_s(self.target, 1) + self.target.argmax_s(1))
+        total_s = self.target.body_s(rows, pairs, prompt_tokens)
+        total_s += logits_s(self.target, 1) + self.target.argmax_s(1)
+        total_s = max(total_s, self.host.launch_bound_s(self.target.kernels))
+        return self.scale * (self.prefill_share * total_s + self.host.prefill_s)
 
     def draft_prefill_s(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Return the draft's seconds for one prompt; it proposes nothing yet."""
@@ -113,7 +151,7 @@ class CostModel:
         body_s = self.draft.body_s(rows, pairs, prompt_tokens)
         if isinstance(self.draft, EagleForward):
             body_s += self.draft.fc_s(rows)
-        return self.scale * body_s
+        return self.scale * max(body_s, self.host.launch_bound_s(self.draft.kernels))
 
     @property
     def check_s(self) -> float:
@@ -125,14 +163,15 @@ class CostModel:
         charged = is_tree and isinstance(self.draft, EagleForward)
         return self.scale * self.host.tree_s if charged else 0.0
 
-    def host_s(self, levels: int) -> float:
+    def host_s(self, levels: int, requests: int = 0) -> float:
         """Return the host seconds of a step with ``levels`` draft levels, 0 for plain decoding.
 
         The cycle terms were measured on EAGLE engines: independent drafts are not charged them.
         """
-        total_s = self.host.plain_step_s(self.tp)
+        total_s = self.host.plain_step_s(self.tp, requests)
         if levels > 0 and isinstance(self.draft, EagleForward):
             total_s += self.host.cycle_s + levels * self.host.draft_step_s
+            total_s += self.host.cycle_per_log2_tp_s * math.log2(self.tp)
         return self.scale * total_s
 
     def knee_k_max(self, batch_size: int, context_tokens: int, factor: float = 1.25) -> int:
@@ -174,7 +213,7 @@ class CostModel:
         """One line for the head of a report."""
         kind = "pure roofline" if self.is_pure_roofline else f"{self.host.engine} roofline fit"
         gpus = f"{self.tp} x {self.hardware.name}"
-        return f"{self.pair.target.name} + {self.pair.draft.name} on {gpus}, bf16, {kind}"
+        return f"{self.pair.target.name} + {self.pair.draft.name} on {gpus}, {self.dtype}, {kind}"
 
     def describe(self) -> dict[str, object]:
         """Return every constant that was used, ready for JSON; an infinite sharpness is null."""
@@ -184,7 +223,7 @@ class CostModel:
                 fit["sharpness"] = None
         return {
             "label": self.label,
-            "dtype": "bf16",
+            "dtype": self.dtype,
             "hardware": asdict(self.hardware),
             "tp": self.tp,
             "draft_tp": self.draft.tp,
