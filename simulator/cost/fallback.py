@@ -1,0 +1,154 @@
+"""A cost model whose verification times were measured, and the rest is another model's.
+
+Base of ``measured.MeasuredCosts`` and ``affine.AffineCosts``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Final
+
+from echo_policies.errors import InputError
+from simulator.cost.memory import MemoryNeed
+from simulator.cost.protocol import StepCosts
+from simulator.cost.step_group import StepGroup, check_scale
+
+KNEE_ROWS_LIMIT: Final = 8192
+"""Rows beyond which the knee is not searched, as in the computed model."""
+FROM_FALLBACK: Final = (
+    "draft_extend_s",
+    "draft_layer_s",
+    "prefill_s",
+    "draft_prefill_s",
+    "check_s",
+    "select_s",
+    "host_s",
+    "fits",
+)
+FROM_ROWS: Final = ("verify_s", "plain_decode_s", "knee_k_max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackCosts(ABC):
+    """Verification from measured rows, everything else from ``fallback``.
+
+    A measured step holds the host's part, so ``host_s`` adds only what speculation adds to it;
+    the knee, too, is then that of whole steps and lies higher than that of the kernels alone.
+    """
+
+    group: StepGroup
+    fallback: StepCosts
+    has_host: bool
+    """Whether the measured times hold the host's part."""
+    scale: float
+    """Factor on every returned time."""
+
+    @abstractmethod
+    def verify_s(self, rows: int, requests: int, kv_tokens: int) -> float:
+        """Return the seconds of one target forward (and of the host, if ``has_host``)."""
+
+    @abstractmethod
+    def knee_k_max(self, batch_size: int, context_tokens: int, factor: float = 1.25) -> int:
+        """Return the candidate rows until a verification takes ``factor`` times a plain step."""
+
+    @abstractmethod
+    def describe_rows(self) -> dict[str, object]:
+        """Return what was made of the measured rows, ready for JSON."""
+
+    def plain_decode_s(self, requests: int, kv_tokens: int) -> float:
+        """Return the seconds of one plain decode step, one row per request."""
+        return self.verify_s(requests, requests, kv_tokens)
+
+    def draft_extend_s(self, rows: int, requests: int, kv_tokens: int) -> float:
+        """Return the fallback's seconds of a draft's first forward."""
+        return self.scale * self.fallback.draft_extend_s(rows, requests, kv_tokens)
+
+    def draft_layer_s(self, rows: int, requests: int, kv_tokens: int) -> float:
+        """Return the fallback's seconds of one later draft layer."""
+        return self.scale * self.fallback.draft_layer_s(rows, requests, kv_tokens)
+
+    def prefill_s(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
+        """Return the fallback's seconds for one prompt."""
+        return self.scale * self.fallback.prefill_s(prompt_tokens, cached_tokens)
+
+    def draft_prefill_s(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
+        """Return the fallback's seconds of the draft for one prompt."""
+        return self.scale * self.fallback.draft_prefill_s(prompt_tokens, cached_tokens)
+
+    @property
+    def check_s(self) -> float:
+        """Seconds of one gate check, from the fallback."""
+        return self.scale * self.fallback.check_s
+
+    def select_s(self, is_tree: bool) -> float:
+        """Return the fallback's seconds of choosing and packing the nodes to verify."""
+        return self.scale * self.fallback.select_s(is_tree)
+
+    def host_s(self, levels: int) -> float:
+        """Return the fallback's host seconds that the measured times do not hold."""
+        measured_s = self.fallback.host_s(0) if self.has_host else 0.0
+        return self.scale * (self.fallback.host_s(levels) - measured_s)
+
+    def fits(self, batch_size: int, context_tokens: int) -> MemoryNeed:
+        """Return the bytes a batch needs on each GPU, from the fallback.
+
+        Raises:
+            InputError: if they exceed the memory.
+        """
+        return self.fallback.fits(batch_size, context_tokens)
+
+    def describe(self) -> dict[str, object]:
+        """Return what comes from the rows and what from the fallback, ready for JSON."""
+        return {
+            "label": self.label,
+            "measured": self.group.describe(),
+            "from_rows": list(FROM_ROWS),
+            "from_fallback": list(FROM_FALLBACK),
+            "rows_hold_host": self.has_host,
+            "scale": self.scale,
+            **self.describe_rows(),
+            "fallback": self.fallback.describe(),
+        }
+
+    @property
+    def label(self) -> str:
+        """One line for the head of a report."""
+        made = type(self).__name__.removesuffix("Costs").lower()
+        return (
+            f"{self.group.name}: {made} on {len(self.group.rows)} rows; rest {self.fallback.label}"
+        )
+
+
+def check_fallback(
+    group: StepGroup, fallback: StepCosts, *, has_host: bool = True, scale: float = 1.0
+) -> None:
+    """Refuse options that cannot be, and rows in other units than the fallback expects.
+
+    Raises:
+        InputError: for either.
+    """
+    if not scale > 0.0:
+        raise InputError(f"scale must exceed 0; got {scale}.")
+    host_s = fallback.host_s(0) if has_host else 0.0
+    expected = [
+        host_s
+        + fallback.verify_s(
+            round(row.batch * row.tokens), row.batch, round(row.batch * row.context)
+        )
+        for row in group.rows
+    ]
+    check_scale(group, expected)
+
+
+def check_knee(batch_size: int, context_tokens: int, factor: float) -> None:
+    """Refuse a knee that is not defined.
+
+    Raises:
+        InputError: if the batch is empty, the context negative or ``factor`` below 1.
+    """
+    if batch_size < 1 or context_tokens < 0 or factor < 1.0:
+        raise InputError(
+            "knee_k_max needs batch_size >= 1, context_tokens >= 0 and factor >= 1; got "
+            f"{batch_size}, {context_tokens} and {factor}."
+        )
