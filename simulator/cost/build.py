@@ -34,7 +34,7 @@ def build_cost_model(
     *,
     pure_roofline: bool = False,
     check_s: float = DEFAULT_CHECK_S,
-    moe_zipf_alpha: float = 0.6,
+    moe_zipf_alpha: float | None = None,
     engine: str = "sglang",
     scale: float = 1.0,
     dtype: str = "bf16",
@@ -50,7 +50,8 @@ def build_cost_model(
         tp: tensor-parallel degree. A draft whose heads it does not divide is replicated.
         pure_roofline: the textbook version: datasheet peaks, no floors, host and checks free.
         check_s: seconds of one gate check.
-        moe_zipf_alpha: exponent of expert popularity, 0 (uniform) to 1 (section 4.3).
+        moe_zipf_alpha: exponent of expert popularity, 0 (uniform) to 1 (section 4.3); by default that
+            of the constants.
         engine: serving engine whose host terms are charged.
         scale: factor on every returned time.
         dtype: format of the target's weights: bf16, fp8 or fp8_block; drafts are bf16.
@@ -67,17 +68,18 @@ def build_cost_model(
     constants = parameters or shipped()
     host = NO_HOST if pure_roofline else find_engine(engine, constants)
     _check(pair, gpu, tp, ep, dtype)
-    if not (check_s >= 0.0 and 0.0 <= moe_zipf_alpha <= 1.0 and scale > 0.0):
+    alpha = constants.expert_zipf if moe_zipf_alpha is None else moe_zipf_alpha
+    if not (check_s >= 0.0 and 0.0 <= alpha <= 2.0 and scale > 0.0):
         raise InputError(
-            "check_s must be at least 0, moe_zipf_alpha lie in [0, 1] and scale exceed 0; got "
-            f"{check_s}, {moe_zipf_alpha} and {scale}."
+            "check_s must be at least 0, moe_zipf_alpha lie in [0, 2] and scale exceed 0; got "
+            f"{check_s}, {alpha} and {scale}."
         )
     operators = partial(
         build_operators,
         gpu,
         parameters=constants,
         pure_roofline=pure_roofline,
-        moe_zipf_alpha=moe_zipf_alpha,
+        moe_zipf_alpha=alpha,
     )
     split = draft_tp(pair.draft, tp)
     return CostModel(
@@ -91,7 +93,6 @@ def build_cost_model(
         is_pure_roofline=pure_roofline,
         scale=scale,
         dtype=dtype,
-        prefill_share=1.0 if pure_roofline else constants.prefill_share,
     )
 
 

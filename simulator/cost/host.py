@@ -35,9 +35,17 @@ class EngineProfile:
     step_s: float = 0.0
     step_per_log2_tp_s: float = 0.0
     request_s: float = 0.0
-    """Per step and live request."""
+    """Per step and live request: scheduling and handing out its tokens."""
     prefill_s: float = 0.0
-    """Per prompt that is prefilled between decode steps."""
+    """Per prompt."""
+    mixes_prefill: bool = False
+    """Whether prompts are prefilled inside decode steps, or in steps of their own."""
+    tpot_prefill_share: float = 1.0
+    """Part of the other requests' prefills that falls into a request's time per output token.
+
+    Requests of equal length in a closed loop move together, so that a part falls into the time to
+    the first token.
+    """
     cycle_s: float = 0.0
     """Extra per EAGLE cycle; fitted on sglang, the only engine with public cycles."""
     cycle_per_log2_tp_s: float = 0.0
@@ -53,9 +61,9 @@ class EngineProfile:
     """Sizes with a CUDA graph, ascending; empty where graphs are off."""
     pads_to_graphs: bool = True
 
-    def plain_step_s(self, tp: int, requests: int = 0) -> float:
+    def plain_step_s(self, tp: int) -> float:
         """Return the host seconds of any step, speculative or not."""
-        return self.step_s + self.step_per_log2_tp_s * math.log2(tp) + requests * self.request_s
+        return self.step_s + self.step_per_log2_tp_s * math.log2(tp)
 
     def padded(self, rows: int) -> int:
         """Return the rows of the graph that is replayed; ``rows`` where there is none."""
@@ -80,15 +88,17 @@ NO_HOST: Final = EngineProfile(engine="none")
 
 
 def _served(
-    engine: str, graphs: tuple[int, ...], step: str, prefill: str, log2_tp: str | None
+    engine: str, graphs: tuple[int, ...], *, mixes_prefill: bool
 ) -> Callable[[CostParameters], EngineProfile]:
     def make(p: CostParameters) -> EngineProfile:
         return EngineProfile(
             engine=engine,
-            step_s=getattr(p, step) * 1e-3,
-            step_per_log2_tp_s=getattr(p, log2_tp) * 1e-3 if log2_tp else 0.0,
-            request_s=p.request_us * 1e-6,
-            prefill_s=getattr(p, prefill) * 1e-3,
+            step_s=getattr(p, f"{engine}_step_ms") * 1e-3,
+            step_per_log2_tp_s=getattr(p, f"{engine}_log2_tp_ms", 0.0) * 1e-3,
+            request_s=getattr(p, f"{engine}_request_us", 0.0) * 1e-6,
+            prefill_s=getattr(p, f"{engine}_prefill_ms") * 1e-3,
+            mixes_prefill=mixes_prefill,
+            tpot_prefill_share=getattr(p, f"{engine}_prefill_share"),
             cycle_s=p.cycle_ms * 1e-3,
             draft_step_s=p.draft_step_ms * 1e-3,
             tree_s=p.tree_ms * 1e-3,
@@ -128,14 +138,10 @@ def _sglang_2025_03(p: CostParameters) -> EngineProfile:
 
 ENGINES: Final[Mapping[str, Callable[[CostParameters], EngineProfile]]] = MappingProxyType(
     {
-        "sglang": _served("sglang", GRAPHS_SGLANG, "sglang_step_ms", "sglang_prefill_ms", None),
+        "sglang": _served("sglang", GRAPHS_SGLANG, mixes_prefill=False),
         "sglang-2025-03": _sglang_2025_03,
-        "vllm": _served(
-            "vllm", GRAPHS_SGLANG, "vllm_step_ms", "vllm_prefill_ms", "vllm_log2_tp_ms"
-        ),
-        "trtllm": _served(
-            "trtllm", GRAPHS_TRTLLM, "trtllm_step_ms", "trtllm_prefill_ms", "trtllm_log2_tp_ms"
-        ),
+        "vllm": _served("vllm", GRAPHS_SGLANG, mixes_prefill=True),
+        "trtllm": _served("trtllm", GRAPHS_TRTLLM, mixes_prefill=True),
         "transformers": _transformers,
         "cpu": _cpu,
     }

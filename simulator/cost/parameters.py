@@ -22,17 +22,20 @@ def _constant(
     source: str,
     *,
     prior: float | None = None,
+    centre: float | None = None,
     bounds: tuple[float, float] | None = None,
 ) -> Any:
     """Declare a constant.
 
     Args:
-        default: published or assumed value; the centre of the prior.
+        default: published or assumed value.
         unit: ``us``, ``ms``, ``share`` of a datasheet figure, or ``-``.
         meaning: what it stands for, in words.
         source: where the default comes from.
-        prior: standard deviation of the logarithm around the default in a fit; None keeps the
+        prior: standard deviation of the logarithm around ``centre`` in a fit; None keeps the
             constant out of fits.
+        centre: where a fit starts, unless it is the default. Host terms start from one round value
+            for all engines, because the published ones may have been fitted to the same rows.
         bounds: range that a fit stays in; a factor of 30 either way unless given.
     """
     low, high = bounds or (default / 30.0, default * 30.0)
@@ -43,6 +46,7 @@ def _constant(
             "meaning": meaning,
             "source": source,
             "prior": prior,
+            "centre": default if centre is None else centre,
             "low": low,
             "high": high,
         },
@@ -91,50 +95,74 @@ class CostParameters:
         0.900, "share", "fused experts, fp8 blocks: of bandwidth", TABLE
     )
     fp8_moe_sharpness: float = _constant(1.43, "-", "fused experts, fp8 blocks: exponent q", TABLE)
-    ep_imbalance: float = _constant(
-        1.15,
+    expert_zipf: float = _constant(
+        0.6,
         "-",
-        "load of the busiest rank over the mean under expert parallelism",
-        ESTIMATE,
-        prior=0.15,
-        bounds=(1.0, 3.0),
+        "exponent of the popularity of experts, in every forward",
+        "hardware.md 4.3",
+        prior=0.3,
+        bounds=(0.05, 2.0),
+    )
+    ep_imbalance: float = _constant(
+        1.0, "-", "load of the busiest rank over the mean under expert parallelism", ESTIMATE
     )
     launch_us: float = _constant(
-        5.0, "us", "host time of one kernel launch without a CUDA graph", TABLE, prior=0.3
+        5.0, "us", "host time of one kernel launch without a CUDA graph", TABLE
     )
     eager_all_reduce_us: float = _constant(
         30.0, "us", "host time of one all-reduce without a CUDA graph", "hardware.md 2.2"
     )
-    sglang_step_ms: float = _constant(0.38, "ms", "sglang: host, per step", HOST, prior=0.7)
+    sglang_step_ms: float = _constant(0.38, "ms", "sglang: host, per step", HOST, prior=0.5, centre=0.5)
     sglang_prefill_ms: float = _constant(
         3.0, "ms", "sglang: host, per prompt prefilled beside decoding", ESTIMATE, prior=1.0
     )
-    vllm_step_ms: float = _constant(0.76, "ms", "vllm: host, per step", HOST, prior=0.7)
+    vllm_step_ms: float = _constant(0.76, "ms", "vllm: host, per step", HOST, prior=0.5, centre=0.5)
     vllm_log2_tp_ms: float = _constant(
-        0.35, "ms", "vllm: host, per step and doubling of tp", HOST, prior=0.7
+        0.35, "ms", "vllm: host, per step and doubling of tp", HOST, prior=0.5, centre=0.05
     )
     vllm_prefill_ms: float = _constant(
         3.0, "ms", "vllm: host, per prompt prefilled beside decoding", ESTIMATE, prior=1.0
     )
-    trtllm_step_ms: float = _constant(0.34, "ms", "trtllm: host, per step", HOST, prior=0.7)
+    vllm_request_us: float = _constant(
+        10.0, "us", "vllm: host, per step and live request", ESTIMATE, prior=1.0
+    )
+    trtllm_step_ms: float = _constant(0.34, "ms", "trtllm: host, per step", HOST, prior=0.5, centre=0.5)
     trtllm_log2_tp_ms: float = _constant(
-        0.12, "ms", "trtllm: host, per step and doubling of tp", HOST, prior=0.7
+        0.12, "ms", "trtllm: host, per step and doubling of tp", HOST, prior=0.5, centre=0.05
     )
     trtllm_prefill_ms: float = _constant(
         3.0, "ms", "trtllm: host, per prompt prefilled beside decoding", ESTIMATE, prior=1.0
     )
-    request_us: float = _constant(
-        5.0, "us", "host, per step and request (sampling, bookkeeping)", ESTIMATE, prior=1.0
+    sglang_prefill_share: float = _constant(
+        1.0,
+        "-",
+        "sglang: part of the other requests' prefills that falls into a request's decoding",
+        ESTIMATE,
+        prior=0.3,
+        bounds=(0.05, 2.0),
     )
-    prefill_share: float = _constant(
-        1.0, "-", "part of a prompt's kernels that delays the others", ESTIMATE, prior=0.3
+    vllm_prefill_share: float = _constant(
+        1.0,
+        "-",
+        "vllm: part of the other requests' prefills that falls into a request's decoding",
+        ESTIMATE,
+        prior=0.3,
+        bounds=(0.05, 2.0),
     )
-    cycle_ms: float = _constant(1.36, "ms", "EAGLE: host, per cycle", HOST, prior=0.7)
+    trtllm_prefill_share: float = _constant(
+        1.0,
+        "-",
+        "trtllm: part of the other requests' prefills that falls into a request's decoding",
+        ESTIMATE,
+        prior=0.3,
+        bounds=(0.05, 2.0),
+    )
+    cycle_ms: float = _constant(1.36, "ms", "EAGLE: host, per cycle", HOST, prior=0.5, centre=1.0)
     draft_step_ms: float = _constant(
-        0.048, "ms", "EAGLE: host, per draft step", HOST, prior=0.7
+        0.048, "ms", "EAGLE: host, per draft step", HOST, prior=0.5, centre=0.05
     )
     tree_ms: float = _constant(
-        1.12, "ms", "EAGLE: host, per cycle whose draft branches", HOST, prior=0.7
+        1.12, "ms", "EAGLE: host, per cycle whose draft branches", HOST, prior=0.5, centre=1.0
     )
     old_cycle_ms: float = _constant(
         2.25, "ms", "sglang of 2025-03: host, extra per cycle, times 1 + log2 tp", HOST
@@ -157,6 +185,9 @@ FITTED_NAMES: Final = tuple(
     name for name, constant in CONSTANTS.items() if constant["prior"] is not None
 )
 """Constants that `simulator.cost.fit` changes."""
+
+NEUTRAL: Final = CostParameters(**{name: entry["centre"] for name, entry in CONSTANTS.items()})
+"""Where the shipped fit starts: operators as published, host terms the same for all engines."""
 
 PUBLISHED: Final = CostParameters()
 """The values of hardware.md, nothing fitted here."""

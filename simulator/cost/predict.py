@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from simulator.cost.build import build_cost_model
 from simulator.cost.parameters import CostParameters
 from simulator.cost.step import CostModel
 from simulator.cost.stepfile import MeasuredStep
+
+PREFILL_TOKENS: Final = 8192
+"""Prompt tokens that an engine puts into one step at most: the default of sglang, vllm, trtllm."""
 
 
 def predict_s(model: CostModel, step: MeasuredStep) -> float:
@@ -22,17 +26,30 @@ def predict_s(model: CostModel, step: MeasuredStep) -> float:
     """
     batch, kv_tokens = step.batch, step.batch * step.context
     if step.kind == "decode_step":
-        return model.plain_decode_s(batch, kv_tokens) + model.host_s(0, batch)
+        return model.plain_decode_s(batch, kv_tokens) + model.host_s(0)
     if step.kind == "serving_tpot":
         middle = batch * (step.isl + step.osl // 2)
-        prefills_s = (batch - 1) * model.prefill_s(step.isl) / step.osl
-        return model.plain_decode_s(batch, middle) + prefills_s + model.host_s(0, batch)
+        decode_s = model.plain_decode_s(batch, middle) + model.host_s(0)
+        return decode_s + _prefills_s(model, step, middle) / step.osl
     rows = batch * step.tokens_per_request
     total_s = model.verify_s(rows, batch, kv_tokens)
     total_s += model.draft_extend_s(rows, batch, kv_tokens)
     total_s += (step.steps - 1) * model.draft_layer_s(batch * step.topk, batch, kv_tokens)
     total_s += model.select_s(is_tree=step.topk > 1)
-    return total_s + model.host_s(step.steps, batch)
+    return total_s + model.host_s(step.steps)
+
+
+def _prefills_s(model: CostModel, step: MeasuredStep, kv_tokens: int) -> float:
+    """Return the seconds that the prefills of all other requests add while one decodes."""
+    others, host = step.batch - 1, model.host
+    if not others:
+        return 0.0
+    together = min(others, max(1.0, PREFILL_TOKENS / step.isl))
+    if host.mixes_prefill:
+        seconds = model.mixed_prefill_s(step.isl, together, step.batch, kv_tokens)
+    else:
+        seconds = together * model.prefill_s(step.isl)
+    return host.tpot_prefill_share * seconds * others / together
 
 
 @dataclass(frozen=True, slots=True)

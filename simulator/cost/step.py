@@ -51,8 +51,6 @@ class CostModel:
     is_pure_roofline: bool
     scale: float = 1.0
     dtype: str = "bf16"
-    prefill_share: float = 1.0
-    """Part of a prompt's kernels that delays the other requests."""
 
     def verify_s(self, rows: int, requests: int, kv_tokens: int) -> float:
         """Return the seconds of one target forward over the roots and kept nodes of a batch.
@@ -68,7 +66,8 @@ class CostModel:
         span = kv_tokens + padded  # reproduces section 3 to the row
         total_s = self.target.body_s(padded, padded * span / requests, span)
         total_s += logits_s(self.target, padded) + self.target.argmax_s(padded)
-        return self.scale * self._launched_s(total_s, padded, self.target.kernels)
+        total_s = self._launched_s(total_s, padded, self.target.kernels)
+        return self.scale * (total_s + requests * self.host.request_s)
 
     def verify_parts(self, rows: int, requests: int, kv_tokens: int) -> dict[str, float]:
         """Return `verify_s` by operator; ``launch`` is what launching adds without a graph."""
@@ -81,6 +80,7 @@ class CostModel:
         }
         parts["lm_head"] = self.scale * logits_s(self.target, padded)
         parts["argmax"] = self.scale * self.target.argmax_s(padded)
+        parts["requests"] = self.scale * requests * self.host.request_s
         parts["launch"] = self.verify_s(rows, requests, kv_tokens) - sum(parts.values())
         return parts
 
@@ -140,7 +140,24 @@ class CostModel:
         total_s = self.target.body_s(rows, pairs, prompt_tokens)
         total_s += logits_s(self.target, 1) + self.target.argmax_s(1)
         total_s = max(total_s, self.host.launch_bound_s(self.target.kernels))
-        return self.scale * (self.prefill_share * total_s + self.host.prefill_s)
+        return self.scale * (total_s + self.host.prefill_s)
+
+    def mixed_prefill_s(
+        self, prompt_tokens: int, prompts: float, requests: int, kv_tokens: int
+    ) -> float:
+        """Return what ``prompts`` prompts add to the decode step that prefills them.
+
+        Weights are read once for all; the step is launched kernel by kernel, as no graph has its
+        shape.
+        """
+        rows = prompts * prompt_tokens + requests
+        pairs = prompts * prompt_tokens * prompt_tokens / 2.0 + kv_tokens
+        ends = requests + prompts
+        total_s = self.target.body_s(rows, pairs, prompts * prompt_tokens + kv_tokens)
+        total_s += logits_s(self.target, ends) + self.target.argmax_s(ends)
+        total_s = max(total_s, self.host.launch_bound_s(self.target.kernels))
+        total_s += prompts * self.host.prefill_s + requests * self.host.request_s
+        return max(0.0, self.scale * total_s - self.plain_decode_s(requests, kv_tokens))
 
     def draft_prefill_s(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Return the draft's seconds for one prompt; it proposes nothing yet."""
@@ -163,12 +180,12 @@ class CostModel:
         charged = is_tree and isinstance(self.draft, EagleForward)
         return self.scale * self.host.tree_s if charged else 0.0
 
-    def host_s(self, levels: int, requests: int = 0) -> float:
+    def host_s(self, levels: int) -> float:
         """Return the host seconds of a step with ``levels`` draft levels, 0 for plain decoding.
 
         The cycle terms were measured on EAGLE engines: independent drafts are not charged them.
         """
-        total_s = self.host.plain_step_s(self.tp, requests)
+        total_s = self.host.plain_step_s(self.tp)
         if levels > 0 and isinstance(self.draft, EagleForward):
             total_s += self.host.cycle_s + levels * self.host.draft_step_s
             total_s += self.host.cycle_per_log2_tp_s * math.log2(self.tp)
