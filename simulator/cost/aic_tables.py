@@ -56,8 +56,10 @@ def pyarrow_reader() -> Reader:
     return read
 
 
-def find_table(folder: Path, op: str, engine: str, file: str, version: str | None) -> Path:
-    """Return the file of an operator: of ``version``, or of the newest that has it.
+def find_tables(
+    folder: Path, op: str, engine: str, file: str, version: str | None
+) -> tuple[Path, ...]:
+    """Return the files of an operator: that of ``version``, or of all versions, newest first.
 
     Raises:
         InputError: if the engine has no such file.
@@ -70,10 +72,10 @@ def find_table(folder: Path, op: str, engine: str, file: str, version: str | Non
             "another engine or system."
         )
     if version is None:
-        return found[max(found, key=_version_key)]
+        return tuple(found[name] for name in sorted(found, key=_version_key, reverse=True))
     if version not in found:
         raise UnknownNameError(f"{engine} version of {file}", version, found)
-    return found[version]
+    return (found[version],)
 
 
 def usable_columns(columns: Columns) -> Columns:

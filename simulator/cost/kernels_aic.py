@@ -6,16 +6,16 @@ times are of one rank; a kernel's milliseconds become seconds here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from echo_policies.errors import UnknownNameError
+from echo_policies.errors import InputError, UnknownNameError
 from simulator.cost.aic_tables import (
     Columns,
     Reader,
-    find_table,
+    find_tables,
     installed_folder,
     pyarrow_reader,
     table_points,
@@ -42,7 +42,7 @@ class AicKernels:
     dtype: str
     """Number type of weights: ``bfloat16``, ``fp8`` or ``fp8_block``; keys and values are bf16."""
     version: str | None
-    """Engine version; the newest of each table if None."""
+    """Engine version; None for the newest that has the shape (see `sources`)."""
     read: Reader
     tables: dict[tuple[object, ...], LinearTable] = field(default_factory=dict)
     """Tables made so far, by operator and fixed shape."""
@@ -119,13 +119,30 @@ class AicKernels:
     ) -> LinearTable:
         key = (file, *fixed.values())
         if key not in self.tables:
-            path = find_table(self.folder, op, self.engine, file, self.version)
-            if path not in self.files:
-                self.files[path] = usable_columns(self.read(path))
-            points = table_points(self.files[path], tuple(axes), fixed, path)
+            paths = find_tables(self.folder, op, self.engine, file, self.version)
+            path, points = self._newest_points(paths, tuple(axes), fixed)
             what = f"{path.parent.parent.name} {path.parent.name} {path.stem}"
             self.tables[key] = build_table(what, tuple(axes.values()), points)
         return self.tables[key]
+
+    def _newest_points(
+        self, paths: Sequence[Path], axes: Sequence[str], fixed: Mapping[str, object]
+    ) -> tuple[Path, dict[tuple[float, ...], float]]:
+        """Return the newest table that has the shape: some versions measured only a few."""
+        first: InputError | None = None
+        for path in paths:
+            if path not in self.files:
+                self.files[path] = usable_columns(self.read(path))
+            try:
+                return path, table_points(self.files[path], axes, fixed, path)
+            except InputError as error:
+                first = first or error
+        assert first is not None, "an operator has at least one table"
+        raise first
+
+    def sources(self) -> list[str]:
+        """Return the tables used so far, as engine, version and file."""
+        return sorted({table.what for table in self.tables.values()})
 
 
 def open_aic_kernels(
@@ -143,7 +160,7 @@ def open_aic_kernels(
         system: machine as the wheel names it, such as ``h100_sxm``, ``h200_sxm``, ``a100_sxm``.
         engine: ``sglang``, ``vllm`` or ``trtllm``.
         dtype: number type of the weights.
-        version: engine version; the newest of each table by default.
+        version: engine version; by default, for each shape, the newest that has it.
         folder: folder of systems; the installed wheel's by default.
         read: reader of one table; pyarrow's by default.
 

@@ -68,6 +68,7 @@ FILES = {
     "attention/sglang/0.5.14/generation_attention_perf": GENERATION,
     "attention/sglang/0.5.14/context_attention_perf": CONTEXT,
     "moe/sglang/0.5.14/moe_perf": MOE,
+    "moe/sglang/0.5.14.post1/moe_perf": MOE | {"hidden_size": [1024, 1024]},
     "comm/sglang/0.5.14/custom_allreduce_perf": REDUCE,
 }
 
@@ -109,6 +110,18 @@ def test_the_newest_version_unless_one_is_named(small):
         small(version="0.5.15").gemm_s(1, 1024, 1024)
 
 
+def test_an_older_version_where_the_newest_has_not_the_shape(small):
+    kernels = small()
+    assert kernels.moe_s(1, 4096, SHAPES, tp=8) == pytest.approx(30e-6)
+    assert kernels.sources() == ["sglang 0.5.14 moe_perf"]
+    with pytest.raises(
+        InputError, match=r"sglang 0.5.14.post1 .* hidden_size was measured at 1024"
+    ):
+        small(version="0.5.14.post1").moe_s(1, 4096, SHAPES, tp=8)
+    with pytest.raises(InputError, match=r"sglang 0.5.14.post1 .* no kernel with"):
+        kernels.moe_s(1, 2048, SHAPES, tp=8)
+
+
 def test_decode_attention_takes_fa3_and_the_context_with_the_new_token(small):
     kernels = small()
     assert kernels.decode_attention_s(8, 4096, 32, 8) == pytest.approx((0.01 + 8e-6 * 4095) / 1e3)
@@ -129,7 +142,7 @@ def test_prefill_attention_moe_and_all_reduce(small):
     [
         (lambda k: k.gemm_s(65, 4096, 1024), "sglang 0.5.14 gemm_perf covers rows 1 to 64"),
         (lambda k: k.gemm_s(1, 1024, 512), r"input width 1024 to 4096 \(at rows 1, output width"),
-        (lambda k: k.moe_s(6, 4096, SHAPES, tp=4), "moe_tp_size was measured at 8"),
+        (lambda k: k.moe_s(6, 1024, SHAPES, tp=4), "moe_tp_size was measured at 8"),
         (lambda k: k.moe_s(17, 4096, SHAPES, tp=8), "covers tokens 1 to 16"),
         (lambda k: k.all_reduce_s(4096, 4), "num_gpus was measured at 8"),
         (lambda k: k.all_reduce_s(2, 8), "covers elements 1024 to 4096"),
