@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from echo_policies.errors import EchoError, InputError
+from simulator.costs_cli import app as costs_app
 
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells give it."""
@@ -25,6 +26,7 @@ traces_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List, describe, check and convert traces."
 )
 app.add_typer(traces_app, name="traces")
+app.add_typer(costs_app, name="costs")
 
 Trace = Annotated[str, typer.Argument(help="Path of a trace, or the name of a bundled one.")]
 PolicyOption = Annotated[
@@ -50,8 +52,17 @@ def simulate(
     target: Annotated[
         str | None, typer.Option(help="Cost as this target; 'recorded' is the recorded pair.")
     ] = None,
-    hardware: Annotated[str | None, typer.Option(help="h100 or h200.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="a100, h100, h200 or cpu.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel degree: 1, 2, 4 or 8.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Host terms of sglang (default), vllm, trtllm, ...")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Weights: bf16 (default), fp8 or fp8_block.")
+    ] = None,
+    costs: Annotated[
+        Path | None, typer.Option(help="Constants of `simulate costs fit`; default: shipped.")
+    ] = None,
     context_tokens: Annotated[
         int | None, typer.Option("--context", help="Tokens of context; default: as recorded.")
     ] = None,
@@ -111,6 +122,9 @@ def simulate(
         "target": target,
         "hardware": hardware,
         "tp": tp,
+        "engine": engine,
+        "dtype": dtype,
+        "costs": costs,
         "context": context_tokens,
         "k_max": k_max,
         "k_max_factor": k_max_factor,

@@ -35,11 +35,16 @@ class SimulationConfig(BaseModel):
     target: str | None = Field(
         None, description="what the acceptance is costed as; 'recorded' is the recorded pair"
     )
-    hardware: str | None = Field(None, description="h100 or h200")
+    hardware: str | None = Field(None, description="a100, h100, h200 or cpu")
     tp: int | None = Field(None, description="tensor-parallel degree: 1, 2, 4 or 8")
     pure_roofline: bool = Field(
         default=False, description="textbook roofline: no floors, no host terms"
     )
+    engine: str = Field(
+        "sglang", description="profile of host terms: sglang, vllm, trtllm, transformers or cpu"
+    )
+    dtype: str = Field("bf16", description="the target's weights: bf16, fp8 or fp8_block")
+    costs: Path | None = Field(None, description="constants of `simulate costs fit`")
     check_ms: float = Field(0.15, ge=0, description="milliseconds per gate check")
     context: int | None = Field(
         None, ge=1, le=10_000_000, description="tokens of context per request; default: recorded"

@@ -13,6 +13,7 @@ from echo_policies.errors import InputError, UnknownNameError
 from simulator.batch import RequestTable
 from simulator.config import SimulationConfig
 from simulator.cost import CostModel, build_cost_model
+from simulator.cost.constants import load
 from traces.calibrate import calibration_samples
 from traces.library import open_trace
 from traces.replay import ReplayTables, replay_tables
@@ -135,5 +136,8 @@ def _cost(trace: Trace, config: SimulationConfig) -> tuple[CostModel, bool]:
         tp,
         pure_roofline=config.pure_roofline,
         check_s=config.check_ms / 1e3,
+        engine=config.engine,
+        dtype=config.dtype,
+        parameters=load(config.costs).parameters if config.costs is not None else None,
     )
     return replace(cost, scale=config.scale_costs), target != header.recorded_as

@@ -23,6 +23,7 @@ from simulator.cost.parameters import CostParameters
 from simulator.cost.step import CostModel
 from simulator.hardware import Hardware, find_hardware
 
+MAX_ZIPF: Final = 2.0
 DEFAULT_CHECK_S: Final = 0.15e-3
 """Seconds of one gate check, device sync included (section 4.6; swept 0.03-0.6 ms there)."""
 
@@ -50,8 +51,8 @@ def build_cost_model(
         tp: tensor-parallel degree. A draft whose heads it does not divide is replicated.
         pure_roofline: the textbook version: datasheet peaks, no floors, host and checks free.
         check_s: seconds of one gate check.
-        moe_zipf_alpha: exponent of expert popularity, 0 (uniform) to 1 (section 4.3); by default that
-            of the constants.
+        moe_zipf_alpha: exponent of expert popularity, 0 is uniform (section 4.3); by default
+            that of the constants.
         engine: serving engine whose host terms are charged.
         scale: factor on every returned time.
         dtype: format of the target's weights: bf16, fp8 or fp8_block; drafts are bf16.
@@ -69,7 +70,7 @@ def build_cost_model(
     host = NO_HOST if pure_roofline else find_engine(engine, constants)
     _check(pair, gpu, tp, ep, dtype)
     alpha = constants.expert_zipf if moe_zipf_alpha is None else moe_zipf_alpha
-    if not (check_s >= 0.0 and 0.0 <= alpha <= 2.0 and scale > 0.0):
+    if not (check_s >= 0.0 and 0.0 <= alpha <= MAX_ZIPF and scale > 0.0):
         raise InputError(
             "check_s must be at least 0, moe_zipf_alpha lie in [0, 2] and scale exceed 0; got "
             f"{check_s}, {alpha} and {scale}."

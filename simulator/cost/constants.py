@@ -57,7 +57,9 @@ def load(path: Path) -> ConstantsFile:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} must be a file of constants; it cannot be read: {error}.") from None
+        raise InputError(
+            f"{path} must be a file of constants; it cannot be read: {error}."
+        ) from None
     return parse(text, str(path))
 
 

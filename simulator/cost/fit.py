@@ -66,8 +66,8 @@ def fit_constants(steps: Sequence[MeasuredStep], start: CostParameters = NEUTRAL
     needed = max(MIN_ROWS, len(names))
     if len(steps) < needed:
         raise InputError(
-            f"A fit of {len(names)} constants ({', '.join(names)}) needs at least {needed} measured "
-            f"steps; got {len(steps)}. Measure {needed - len(steps)} more."
+            f"A fit of {len(names)} constants ({', '.join(names)}) needs at least {needed} "
+            f"measured steps; got {len(steps)}. Measure {needed - len(steps)} more."
         )
     width_P = np.array([CONSTANTS[name]["prior"] for name in names])
     low_P = np.log([CONSTANTS[name]["low"] for name in names])

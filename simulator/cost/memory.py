@@ -81,12 +81,23 @@ def draft_tp(draft: Transformer | Eagle3Head, tp: int) -> int:
 
 
 def memory_need(
-    pair: CostedPair, hardware: Hardware, tp: int, batch_size: int, context_tokens: int
+    pair: CostedPair,
+    hardware: Hardware,
+    tp: int,
+    batch_size: int,
+    context_tokens: int,
+    *,
+    dtype: str = "bf16",
 ) -> MemoryNeed:
-    """Return the bytes per GPU that a batch needs, draft and its KV cache included."""
+    """Return the bytes per GPU that a batch needs, draft and its KV cache included.
+
+    In fp8 the layers take a byte per weight; embedding, LM head, draft and KV cache stay bf16.
+    """
     kv_tokens = batch_size * context_tokens
     split = draft_tp(pair.draft, tp)
     target_bytes = BF16_BYTES * pair.target.parameters / tp
+    if dtype != "bf16":
+        target_bytes -= pair.target.layers * pair.target.layer_parameters / tp
     draft_bytes = (
         BF16_BYTES * pair.draft.parameters
         if isinstance(pair.draft, Transformer)
@@ -105,20 +116,26 @@ def _kv_bytes_per_token(model: Transformer | Eagle3Head, tp: int) -> float:
 
 
 def require_memory(
-    pair: CostedPair, hardware: Hardware, tp: int, batch_size: int, context_tokens: int
+    pair: CostedPair,
+    hardware: Hardware,
+    tp: int,
+    batch_size: int,
+    context_tokens: int,
+    *,
+    dtype: str = "bf16",
 ) -> MemoryNeed:
     """Return what a batch needs per GPU.
 
     Raises:
         InputError: if it does not fit; the message names the least ``tp`` that does.
     """
-    need = memory_need(pair, hardware, tp, batch_size, context_tokens)
+    need = memory_need(pair, hardware, tp, batch_size, context_tokens, dtype=dtype)
     if need.is_enough:
         return need
     fitting = (
         degree
         for degree in valid_degrees(pair.target)
-        if memory_need(pair, hardware, degree, batch_size, context_tokens).is_enough
+        if memory_need(pair, hardware, degree, batch_size, context_tokens, dtype=dtype).is_enough
     )
     least = next(fitting, None)
     advice = f"The least tp that fits is {least}." if least else "No tp fits: lower one of them."

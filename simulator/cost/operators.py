@@ -134,9 +134,7 @@ class Operators:
         """Return the seconds of a kernel that only moves ``num_bytes``."""
         return self.elementwise.floor_s + num_bytes / self.elementwise.byte_per_s
 
-    def fused_moe_s(
-        self, rows: float, hidden: int, experts: Experts, ffn: float, ep: int
-    ) -> float:
+    def fused_moe_s(self, rows: float, hidden: int, experts: Experts, ffn: float, ep: int) -> float:
         """Return the seconds of the fused experts on the busiest of ``ep`` ranks.
 
         ``ffn`` is one expert's width on one rank.
@@ -219,9 +217,7 @@ def _matrix_fits(p: CostParameters, dtype: str) -> tuple[Fit, Fit, Fit]:
     if dtype == "bf16":
         moe = Fit(p.moe_floor_us * 1e-6, p.moe_compute, p.moe_memory, p.moe_sharpness)
         return head, head, moe
-    moe = Fit(
-        p.fp8_moe_floor_us * 1e-6, p.fp8_moe_compute, p.fp8_moe_memory, p.fp8_moe_sharpness
-    )
+    moe = Fit(p.fp8_moe_floor_us * 1e-6, p.fp8_moe_compute, p.fp8_moe_memory, p.fp8_moe_sharpness)
     if dtype == "fp8":
         return Fit(p.fp8_floor_us * 1e-6, p.fp8_compute, p.fp8_memory, p.fp8_sharpness), head, moe
     block = Fit(

@@ -112,7 +112,9 @@ class CostParameters:
     eager_all_reduce_us: float = _constant(
         30.0, "us", "host time of one all-reduce without a CUDA graph", "hardware.md 2.2"
     )
-    sglang_step_ms: float = _constant(0.38, "ms", "sglang: host, per step", HOST, prior=0.5, centre=0.5)
+    sglang_step_ms: float = _constant(
+        0.38, "ms", "sglang: host, per step", HOST, prior=0.5, centre=0.5
+    )
     sglang_prefill_ms: float = _constant(
         3.0, "ms", "sglang: host, per prompt prefilled beside decoding", ESTIMATE, prior=1.0
     )
@@ -126,7 +128,9 @@ class CostParameters:
     vllm_request_us: float = _constant(
         10.0, "us", "vllm: host, per step and live request", ESTIMATE, prior=1.0
     )
-    trtllm_step_ms: float = _constant(0.34, "ms", "trtllm: host, per step", HOST, prior=0.5, centre=0.5)
+    trtllm_step_ms: float = _constant(
+        0.34, "ms", "trtllm: host, per step", HOST, prior=0.5, centre=0.5
+    )
     trtllm_log2_tp_ms: float = _constant(
         0.12, "ms", "trtllm: host, per step and doubling of tp", HOST, prior=0.5, centre=0.05
     )
@@ -174,7 +178,7 @@ class CostParameters:
         10.0, "us", "plain transformers: host, per kernel", ESTIMATE
     )
     cpu_op_us: float = _constant(
-        15.0, "us", "CPU: floor of every operator", "models.md 2, by eye from small models"
+        35.0, "us", "CPU: floor of every operator", "models.md 2, by eye, within 30 %"
     )
 
 

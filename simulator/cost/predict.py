@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Final
 
 from simulator.cost.build import build_cost_model
@@ -75,7 +75,7 @@ def predict_all(
         InputError: a tensor-parallel degree that does not divide the model.
     """
 
-    @lru_cache(maxsize=None)
+    @cache
     def built(machine: _Machine) -> CostModel:
         return build_cost_model(
             machine.model,

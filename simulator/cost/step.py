@@ -223,7 +223,9 @@ class CostModel:
         Raises:
             InputError: if weights and KV cache exceed the memory; names the least tp that fits.
         """
-        return require_memory(self.pair, self.hardware, self.tp, batch_size, context_tokens)
+        return require_memory(
+            self.pair, self.hardware, self.tp, batch_size, context_tokens, dtype=self.dtype
+        )
 
     @property
     def label(self) -> str:
@@ -253,5 +255,8 @@ class CostModel:
             "scale": self.scale,
             "pure_roofline": self.is_pure_roofline,
             "verify_attention": "split_kv",
-            "source": "hardware.md sections 1, 2.1, 4.2-4.6: constants fitted by others",
+            "verification": "ragged, padded to CUDA graphs"
+            if self.host.graph_rows and self.host.pads_to_graphs
+            else "ragged",
+            "source": "hardware.md sections 1, 2.1, 4.2-4.6 and docs/costs.md",
         }

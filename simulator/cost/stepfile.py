@@ -163,7 +163,7 @@ def _engine(given: str, engines: tuple[str, ...]) -> str:
     dashed = given.replace(" ", "-")
     if dashed in engines:
         return dashed
-    name = given.split()[0] if given else ""
+    name = given.split(maxsplit=1)[0] if given else ""
     if name not in engines:
         raise UnknownNameError("serving engine", name, engines)
     return name

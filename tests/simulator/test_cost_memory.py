@@ -14,6 +14,7 @@ DEGREES = {
     "qwen3-32b": (1, 2, 4, 8),
     "qwen3-235b": (1, 2, 4, 8),  # at 8 the 4 kv heads are replicated
     "qwen2.5-coder-1.5b": (1, 2, 4),  # 12 heads
+    "smollm2-135m": (1,),  # 9 heads
 }
 
 

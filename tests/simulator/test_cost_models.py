@@ -58,7 +58,7 @@ def test_recorded_pair_has_an_independent_draft_and_tied_heads():
 
 def test_unverified_heads_say_so():
     unverified = {name for name, pair in PAIRS.items() if not getattr(pair.draft, "is_verified", 1)}
-    assert unverified == {"llama-3.3-70b", "vicuna-13b"}
+    assert unverified == {"llama-3.3-70b", "vicuna-13b", "smollm2-135m"}
 
 
 def test_unknown_target_offers_the_nearest():
@@ -71,6 +71,8 @@ def test_hardware_figures():
     assert h100.peak_bf16_flop_per_s == h200.peak_bf16_flop_per_s == 989e12
     assert (h100.memory_byte_per_s, h200.memory_byte_per_s) == (3.35e12, 4.8e12)
     assert (h100.memory_bytes, h200.memory_bytes) == (80 * 2**30, 141e9)
+    assert find_hardware("a100").peak_fp8_flop_per_s == 0.0
+    assert h100.peak_fp8_flop_per_s == 1979e12
     assert all(name == gpu.name for name, gpu in HARDWARE.items())
 
 

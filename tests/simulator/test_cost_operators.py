@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.cost.experts import distinct_experts, inclusion_probabilities
-from simulator.cost.operators import ALL_REDUCE, GEMM, build_operators
+from simulator.cost.operators import ALL_REDUCE, build_operators
+from simulator.cost.parameters import PUBLISHED
 from simulator.hardware import find_hardware
 
 H100 = find_hardware("h100")
-FITTED = build_operators(H100, 8, pure_roofline=False, moe_zipf_alpha=0.6)
-PURE = build_operators(H100, 8, pure_roofline=True, moe_zipf_alpha=0.6)
+FITTED = build_operators(H100, 8, PUBLISHED, pure_roofline=False, moe_zipf_alpha=0.6)
+PURE = build_operators(H100, 8, PUBLISHED, pure_roofline=True, moe_zipf_alpha=0.6)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,9 @@ def test_pure_operator_is_the_larger_bound():
 
 def test_fitted_gemm_lies_between_its_bounds():
     rows, out, width = 256.0, 8192.0, 8192.0
-    compute_s = 2 * rows * out * width / (989e12 * GEMM.compute_efficiency)
-    memory_s = 2 * (2 * rows * width + width * out) / (3.35e12 * GEMM.memory_efficiency)
-    kernel_s = FITTED.gemm_s(rows, out, width) - GEMM.floor_s
+    compute_s = 2 * rows * out * width / (989e12 * PUBLISHED.gemm_compute)
+    memory_s = 2 * (2 * rows * width + width * out) / (3.35e12 * PUBLISHED.gemm_memory)
+    kernel_s = FITTED.gemm_s(rows, out, width) - PUBLISHED.gemm_floor_us * 1e-6
     assert max(compute_s, memory_s) < kernel_s < compute_s + memory_s
 
 
@@ -75,7 +76,7 @@ def test_all_reduce_takes_the_faster_algorithm(tp):
 
 
 def test_all_reduce_is_free_on_one_gpu_and_passes_the_link_twice_in_the_pure_version():
-    single = build_operators(H100, 1, pure_roofline=False, moe_zipf_alpha=0.6)
+    single = build_operators(H100, 1, PUBLISHED, pure_roofline=False, moe_zipf_alpha=0.6)
     assert single.all_reduce_s(1e6) == 0.0
     assert PURE.all_reduce_s(1e6) == pytest.approx(2 * 1e6 / 450e9)
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from echo_policies.errors import InputError, UnknownNameError
 from simulator.cost import PAIRS, build_cost_model
+from simulator.cost.constants import shipped
 from simulator.cost.memory import valid_degrees
+from simulator.cost.parameters import PUBLISHED
 
 SETUPS = sorted((name, tp) for name, pair in PAIRS.items() for tp in valid_degrees(pair.target))
 MODELS = {
@@ -99,14 +101,17 @@ def test_nothing_to_do_costs_nothing():
 
 
 def test_host_terms_by_kind_of_draft():
-    eagle = build_cost_model("llama-3.1-8b", "h100", 1)
+    eagle = build_cost_model("llama-3.1-8b", "h100", 1, parameters=PUBLISHED)
     assert eagle.host_s(0) == pytest.approx(0.38e-3)
     assert eagle.host_s(5) == pytest.approx(0.38e-3 + 1.36e-3 + 5 * 0.048e-3)
-    assert (eagle.select_s(is_tree=True), eagle.select_s(is_tree=False)) == (1.12e-3, 0.0)
-    independent = build_cost_model("qwen2.5-coder-1.5b", "h100", 1)
+    assert (eagle.select_s(is_tree=True), eagle.select_s(is_tree=False)) == (
+        pytest.approx(1.12e-3),
+        0.0,
+    )
+    independent = build_cost_model("qwen2.5-coder-1.5b", "h100", 1, parameters=PUBLISHED)
     assert independent.host_s(5) == independent.host_s(0) == pytest.approx(0.38e-3)
     assert independent.select_s(is_tree=True) == 0.0
-    vllm = build_cost_model("qwen3-32b", "h100", 4, engine="vllm")
+    vllm = build_cost_model("qwen3-32b", "h100", 4, engine="vllm", parameters=PUBLISHED)
     assert vllm.host_s(0) == pytest.approx(0.76e-3 + 2 * 0.35e-3)
 
 
@@ -147,9 +152,11 @@ def test_description_is_json_and_names_every_constant(pure):
     model = build_cost_model("qwen3-235b", "h100", 8, pure_roofline=pure)
     text = json.dumps(model.describe(), allow_nan=False)
     described = json.loads(text)
-    assert described["operators"]["moe_zipf_alpha"] == 0.6
+    assert described["operators"]["moe_zipf_alpha"] == shipped().expert_zipf
     assert described["check_s"] == (0.0 if pure else 0.15e-3)
-    assert described["host"]["step_s"] == (0.0 if pure else 0.38e-3)
+    assert described["host"]["step_s"] == (
+        0.0 if pure else pytest.approx(shipped().sglang_step_ms * 1e-3)
+    )
     assert "qwen3-235b" in model.label
     assert "8 x h100" in model.label
     assert "\n" not in model.label
@@ -163,7 +170,7 @@ def test_models_are_equal_by_value():
     ("options", "message"),
     [
         ({"check_s": -1.0}, "check_s must be at least 0"),
-        ({"moe_zipf_alpha": 1.5}, r"moe_zipf_alpha lie in \[0, 1\]"),
+        ({"moe_zipf_alpha": 2.5}, r"moe_zipf_alpha lie in \[0, 2\]"),
         ({"scale": 0.0}, "scale exceed 0"),
         ({"check_s": float("nan")}, "check_s must be at least 0"),
     ],

@@ -1,79 +1,64 @@
-"""The model against published measurements of real engines (bf16 rows only, no fp8 yet).
+"""The model against published measurements of real engines, as shipped and cross-validated.
 
-The data is outside the repository: ``$ECHO_SHARED`` or ``../shared``. Constants are the starting
-values of hardware.md, none is fitted here.
+The data is outside the repository: ``$ECHO_SHARED`` or ``../shared``.
 """
 
-import csv
 import os
-import statistics
 from pathlib import Path
 
 import pytest
 
-from simulator.cost import build_cost_model
+from simulator.cost.accuracy import accuracy, affine_in_sample
+from simulator.cost.constants import shipped, shipped_file
+from simulator.cost.fit import cross_validate, fit_constants
+from simulator.cost.host import ENGINES
+from simulator.cost.parameters import FITTED_NAMES, NEUTRAL
+from simulator.cost.predict import predict_all, without_flags
+from simulator.cost.stepfile import read_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ECHO_SHARED", ROOT.parent / "shared"))
 TABLE = SHARED / "data" / "validation" / "step_times_dev.csv"
 
-# kind: rows, bound on the median and the 90th percentile of the absolute relative error.
-# Measured: decode_step 3.1 % (largest 7.7 %), serving_tpot 3.8 / 13.9 %, spec_cycle 3.3 / 7.0 %.
-BOUNDS = {
-    "decode_step": (6, 0.05, 0.09),
-    "serving_tpot": (54, 0.05, 0.16),
-    "spec_cycle": (20, 0.05, 0.09),
-}
-
-
-def read_rows():
-    with TABLE.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["dtype"] == "bf16"]
-
-
-def predict_s(row, model):
-    batch, context = int(row["batch"]), int(float(row["context"]))
-    kv = batch * context
-    if row["kind"] == "decode_step":
-        return model.plain_decode_s(batch, kv) + model.host_s(0)
-    if row["kind"] == "serving_tpot":  # section 4.4
-        prompt, output = int(float(row["isl"])), int(float(row["osl"]))
-        decode_s = model.plain_decode_s(batch, batch * (prompt + output // 2))
-        return decode_s + (batch - 1) * model.prefill_s(prompt) / output + model.host_s(0)
-    tokens, steps, topk = (int(float(row[c])) for c in ("tokens_per_request", "steps", "topk"))
-    total_s = model.verify_s(batch * tokens, batch, kv)
-    total_s += model.draft_extend_s(batch * tokens, batch, kv)
-    total_s += (steps - 1) * model.draft_layer_s(batch * topk, batch, kv)
-    if row["engine"] == "sglang 2025-03" and not model.is_pure_roofline:
-        total_s += 2.25e-3 * (1 + {"1": 0, "8": 3}[row["tp"]])  # section 4.5, last line
-    return total_s + model.host_s(steps) + model.select_s(topk > 1)
-
-
-def errors(kind, *, pure=False):
-    found = []
-    for row in read_rows():
-        if row["kind"] != kind:
-            continue
-        engine, gpu = row["engine"].split()[0], row["gpu"].split()[0].lower()
-        model = build_cost_model(
-            row["model"], gpu, int(row["tp"]), pure_roofline=pure, engine=engine
-        )
-        found.append(abs(predict_s(row, model) * 1e3 / float(row["measured_ms"]) - 1.0))
-    return sorted(found)
-
-
 pytestmark = pytest.mark.skipif(not TABLE.exists(), reason=f"{TABLE} is not there")
 
 
-@pytest.mark.parametrize("kind", sorted(BOUNDS))
-def test_error_against_measurements(kind):
-    count, median, p90 = BOUNDS[kind]
-    found = errors(kind)
-    assert len(found) == count
-    assert statistics.median(found) <= median
-    assert found[int(0.9 * len(found))] <= p90
+@pytest.fixture(scope="module")
+def steps():
+    return without_flags(read_steps(TABLE, ENGINES))
 
 
-@pytest.mark.parametrize("kind", sorted(BOUNDS))
-def test_pure_roofline_is_far_off(kind):
-    assert statistics.median(errors(kind, pure=True)) > 0.3
+def test_every_row_is_read(steps):
+    assert len(steps) == 168
+    assert {step.kind for step in steps} == {"decode_step", "serving_tpot", "spec_cycle"}
+
+
+def test_shipped_constants_in_sample(steps):
+    found = accuracy(steps, predict_all(steps))
+    assert found.overall.median <= 0.045
+    assert found.overall.p90 <= 0.13
+    assert found.by_kind["spec_cycle"].median <= 0.07
+
+
+@pytest.mark.slow
+def test_rows_of_groups_that_were_left_out(steps):
+    found = accuracy(steps, cross_validate(steps))
+    assert found.overall.median <= 0.07
+    assert found.overall.p90 <= 0.16
+    assert found.by_kind["spec_cycle"].median <= 0.07
+
+
+@pytest.mark.slow
+def test_shipped_constants_are_what_the_fit_gives(steps):
+    found = fit_constants(steps, NEUTRAL)
+    assert set(found.names) == set(FITTED_NAMES) == set(shipped_file().names)
+    for name in found.names:
+        assert getattr(found.parameters, name) == pytest.approx(getattr(shipped(), name), rel=1e-3)
+
+
+def test_simpler_models_are_worse(steps):
+    ours = accuracy(steps, predict_all(steps)).overall
+    assert accuracy(steps, predict_all(steps, pure_roofline=True)).overall.median > 0.3
+    known, line_ms = affine_in_sample(steps)
+    assert len(known) < len(steps)  # a line needs six rows of its own machine
+    assert accuracy(known, line_ms).overall.p90 > ours.p90
