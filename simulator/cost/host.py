@@ -1,8 +1,9 @@
 """Engine profiles: what the host adds to a step, and what is replayed from CUDA graphs.
 
 Host terms: hardware.md section 4.5 and the fit of `simulator.cost.fit`. Graph sizes are the
-engines' defaults: sglang and vllm capture 1, 2, 4 and multiples of 8 (16 from 256 on, up to 512),
-trtllm with padding 1, 2, 4, multiples of 8 up to 128 and then powers of two.
+engines' defaults (sglang ``server_args.py`` with speculation, vllm ``cudagraph_capture_sizes``,
+trtllm ``CudaGraphConfig`` with padding), taken as sizes in rows: a ragged verification is replayed
+from the next larger graph.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from simulator.cost.forward import Kernels
 from simulator.cost.parameters import CostParameters
 
 _SMALL: Final = (1, 2, 4)
-GRAPHS_SGLANG: Final = (*_SMALL, *range(8, 257, 8), *range(272, 513, 16))
+GRAPHS_SGLANG: Final = (
+    *range(1, 9),
+    *range(10, 33, 2),
+    *range(40, 65, 4),
+    *range(72, 257, 8),
+    *range(272, 513, 16),
+)
+GRAPHS_VLLM: Final = (*_SMALL, *range(8, 257, 8), *range(272, 513, 16))
 GRAPHS_TRTLLM: Final = (*_SMALL, *range(8, 129, 8), 256, 512, 1024, 2048)
 
 
@@ -140,7 +148,7 @@ ENGINES: Final[Mapping[str, Callable[[CostParameters], EngineProfile]]] = Mappin
     {
         "sglang": _served("sglang", GRAPHS_SGLANG, mixes_prefill=False),
         "sglang-2025-03": _sglang_2025_03,
-        "vllm": _served("vllm", GRAPHS_SGLANG, mixes_prefill=True),
+        "vllm": _served("vllm", GRAPHS_VLLM, mixes_prefill=True),
         "trtllm": _served("trtllm", GRAPHS_TRTLLM, mixes_prefill=True),
         "transformers": _transformers,
         "cpu": _cpu,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from echo_policies.errors import InputError, UnknownNameError
 from simulator.cost import PAIRS, build_cost_model
-from simulator.cost.host import ENGINES, GRAPHS_SGLANG
+from simulator.cost.host import ENGINES, GRAPHS_SGLANG, GRAPHS_TRTLLM, GRAPHS_VLLM
 from simulator.cost.memory import valid_degrees
 from simulator.cost.parameters import PUBLISHED
 from simulator.cost.vector import verify_many_s
@@ -100,14 +100,15 @@ def test_parts_sum_to_the_whole():
 
 def test_graphs_make_a_staircase():
     model = build_cost_model("llama-3.1-8b", "h100", 1)
-    assert model.verify_s(17, 8, 4096) == model.verify_s(24, 8, 4096)
-    assert model.verify_s(24, 8, 4096) < model.verify_s(25, 8, 4096)
+    assert model.verify_s(33, 8, 4096) == model.verify_s(40, 8, 4096)
+    assert model.verify_s(40, 8, 4096) < model.verify_s(41, 8, 4096)
     smooth = build_cost_model("llama-3.1-8b", "h100", 1, pads_to_graphs=False)
-    assert smooth.verify_s(17, 8, 4096) < model.verify_s(17, 8, 4096)
-    assert smooth.verify_s(24, 8, 4096) == model.verify_s(24, 8, 4096)
+    assert smooth.verify_s(33, 8, 4096) < model.verify_s(33, 8, 4096)
+    assert smooth.verify_s(40, 8, 4096) == model.verify_s(40, 8, 4096)
     assert model.describe()["verification"] == "ragged, padded to CUDA graphs"
     assert smooth.describe()["verification"] == "ragged"
-    assert list(GRAPHS_SGLANG) == sorted(set(GRAPHS_SGLANG))
+    for sizes in (GRAPHS_SGLANG, GRAPHS_VLLM, GRAPHS_TRTLLM):
+        assert list(sizes) == sorted(set(sizes))
 
 
 def test_without_graphs_a_step_takes_its_launches():
@@ -186,7 +187,7 @@ def test_ten_thousand_points_in_one_go():
         times_N = verify_many_s(model, rows_N, requests_N, kv_N)
         elapsed_s = time.perf_counter() - start
         assert np.all(np.isfinite(times_N))
-        assert elapsed_s < 0.5, "measured: below 0.02 s; the bound leaves room for a busy machine"
+    assert elapsed_s < 0.05  # measured: 0.005
 
 
 @pytest.mark.parametrize(
