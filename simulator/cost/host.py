@@ -28,7 +28,7 @@ GRAPHS_SGLANG: Final = (
     *range(272, 513, 16),
 )
 GRAPHS_VLLM: Final = (*_SMALL, *range(8, 257, 8), *range(272, 513, 16))
-GRAPHS_TRTLLM: Final = (*_SMALL, *range(8, 129, 8), 256, 512, 1024, 2048)
+GRAPHS_TRTLLM: Final = (*_SMALL, *range(8, 129, 8), *range(192, 2049, 64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,6 +75,8 @@ def test_cost_grows_with_the_batch(model, batch, more, context):
 )
 def test_two_halves_never_cost_less_than_the_whole(model, parts, tokens, context):
     one, two = parts
+    # padding is a staircase: 9 rows may take the graph of 16 where 8 and 1 have graphs of their own
+    model = replace(model, host=replace(model.host, pads_to_graphs=False))
     whole_s = model.verify_s((one + two) * tokens, one + two, (one + two) * context)
     halves_s = sum(model.verify_s(n * tokens, n, n * context) for n in parts)
     assert whole_s <= ROUNDING * halves_s
