@@ -54,12 +54,8 @@ def simulate(
     ] = None,
     hardware: Annotated[str | None, typer.Option(help="a100, h100, h200 or cpu.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel degree: 1, 2, 4 or 8.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Host terms of sglang (default), vllm, trtllm, ...")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Weights: bf16 (default), fp8 or fp8_block.")
-    ] = None,
+    engine: Annotated[str | None, typer.Option(help="sglang (default), vllm, trtllm, ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16 (default), fp8 or fp8_block.")] = None,
     costs: Annotated[
         Path | None, typer.Option(help="Constants of `simulate costs fit`; default: shipped.")
     ] = None,
@@ -91,6 +87,10 @@ def simulate(
     ] = False,
     check_ms: Annotated[
         float | None, typer.Option(help="Milliseconds per gate check [0.15].")
+    ] = None,
+    cost_interval: Annotated[
+        int | None,
+        typer.Option(help="Run again with this many draws of the costs' constants, such as 20."),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="Calibration file of `simulate calibrate`.")
@@ -136,6 +136,7 @@ def simulate(
         "unrevealed": unrevealed,
         "pure_roofline": pure_roofline,
         "check_ms": check_ms,
+        "cost_interval": cost_interval,
         "calibration": calibration,
         "jobs": jobs,
         "by_task": by_task,

@@ -45,6 +45,12 @@ class SimulationConfig(BaseModel):
     )
     dtype: str = Field("bf16", description="the target's weights: bf16, fp8 or fp8_block")
     costs: Path | None = Field(None, description="constants of `simulate costs fit`")
+    cost_interval: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="draws of the costs' constants that throughput is run again with; 0: none",
+    )
     check_ms: float = Field(0.15, ge=0, description="milliseconds per gate check")
     context: int | None = Field(
         None, ge=1, le=10_000_000, description="tokens of context per request; default: recorded"
@@ -80,6 +86,8 @@ class SimulationConfig(BaseModel):
     def _options_agree(self) -> SimulationConfig:
         if self.jobs == 0 or self.jobs < -1:
             raise ValueError("jobs must be a number of processes, or -1 for all cores")
+        if self.cost_interval and self.pure_roofline:
+            raise ValueError("cost_interval draws fitted constants; a pure roofline has none")
         if (self.arrivals == "poisson") != (self.rate is not None):
             raise ValueError("rate must be given with arrivals=poisson, and only then")
         return self

@@ -172,6 +172,14 @@ def notes(batch: BatchResult) -> Iterator[str]:
             yield f"{row.policy}: ! not steady, throughput drifts {row.steadiness.drift:+.1%}"
         if row.summary.clamped_share > 0:
             yield f"{row.policy}: ! clamped to k_max in {row.summary.clamped_share:.0%} of steps"
+        if row.cost_tokens_per_s is not None:
+            low, high = (number(rate, 0, separator=True) for rate in row.cost_tokens_per_s)
+            yield f"{row.policy}: {low} to {high} tok/s under drawn cost constants (95 %)"
+    for flip in batch.order_flips:
+        yield (
+            f"! {flip.faster} over {flip.slower}: the order flips in {flip.share:.0%} of the drawn "
+            "cost constants"
+        )
     chosen = [
         f"{row.policy} w_topk {row.parameters['w_topk']}"
         for row in batch.rows

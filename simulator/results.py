@@ -39,7 +39,19 @@ class Row(_Frozen):
     steadiness: Steadiness
     upper_tokens_per_s: float | None = None
     """Throughput with the target path visible at unrevealed nodes; None where there were none."""
+    cost_tokens_per_s: tuple[float, float] | None = None
+    """Central 95 % of throughput under drawn cost constants; None where none were drawn."""
     tasks: tuple[TaskRow, ...] = ()
+
+
+class OrderFlip(_Frozen):
+    """Two policies whose order depends on the cost constants."""
+
+    faster: str
+    """At the constants in use."""
+    slower: str
+    share: float
+    """Of the draws, in which the order is the other."""
 
 
 class BatchResult(_Frozen):
@@ -51,6 +63,7 @@ class BatchResult(_Frozen):
     """How ``k_max`` was chosen."""
     rows: tuple[Row, ...]
     """Plain decoding first."""
+    order_flips: tuple[OrderFlip, ...] = ()
 
 
 class Result(_Frozen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Final
 
 import joblib
@@ -17,8 +18,8 @@ from echo_policies.session import open_session, widest_plan
 from simulator.calibration import load_calibration
 from simulator.config import SimulationConfig, make_config
 from simulator.engine import Engine, EngineOptions
-from simulator.results import BatchResult, Result, Row, TaskRow
-from simulator.setting import Setting, make_setting, versions
+from simulator.results import BatchResult, OrderFlip, Result, Row, TaskRow
+from simulator.setting import Setting, drawn_costs, make_setting, versions
 from simulator.workload import poisson_gaps, request_cycle
 from traces.metrics import summarise
 from traces.records import RunRecords
@@ -188,11 +189,13 @@ def _run_batch(
     k_max, rule = setting.k_max(batch_size)
     requests = measured_requests(setting.config, len(setting.evaluated), batch_size)
     rows: list[Row] = []
+    runs: list[SimulationRun] = []
     plain: RunRecords | None = None
     for policy in _policies(given):
         fitted = calibrated(setting, policy, batch_size, k_max)
         done = _counter(f"{policy.name} at batch {batch_size}", requests, progress)
         run = simulation_run(setting, fitted, batch_size, k_max, done)
+        runs.append(replace(run, on_request=None))
         bracket = setting.config.unrevealed
         records = run.records("upper" if bracket == "upper" else "lower")
         plain = plain or records
@@ -201,7 +204,38 @@ def _run_batch(
             shown = replace(run, on_request=None).records("upper")
             upper = summarise(shown).tokens_per_s
         rows.append(_row(setting, fitted, records, plain, upper=upper))
-    return BatchResult(batch_size=batch_size, k_max=k_max, k_max_rule=rule, rows=tuple(rows))
+    result = BatchResult(batch_size=batch_size, k_max=k_max, k_max_rule=rule, rows=tuple(rows))
+    return _with_cost_draws(setting, result, runs) if setting.config.cost_interval else result
+
+
+def _with_cost_draws(
+    setting: Setting, result: BatchResult, runs: Sequence[SimulationRun]
+) -> BatchResult:
+    """Run again under drawn cost constants: requests, k_max and calibration stay, costs differ."""
+    bracket = "upper" if setting.config.unrevealed == "upper" else "lower"
+    rate_DR = np.array(
+        [
+            [
+                summarise(
+                    replace(run, setting=replace(setting, cost=cost)).records(bracket)
+                ).tokens_per_s
+                for run in runs
+            ]
+            for cost in drawn_costs(setting)
+        ]
+    )
+    low_R, high_R = np.quantile(rate_DR, (0.025, 0.975), axis=0)
+    rows = tuple(
+        row.model_copy(update={"cost_tokens_per_s": (float(low), float(high))})
+        for row, low, high in zip(result.rows, low_R, high_R, strict=True)
+    )
+    order = np.argsort([-row.summary.tokens_per_s for row in rows], kind="stable").tolist()
+    flips = tuple(
+        OrderFlip(faster=rows[one].policy, slower=rows[other].policy, share=share)
+        for one, other in combinations(order, 2)
+        if (share := float(np.mean(rate_DR[:, one] < rate_DR[:, other]))) > 0.0
+    )
+    return result.model_copy(update={"rows": rows, "order_flips": flips})
 
 
 def _counter(label: str, total: int, progress: Progress) -> Callable[[], None]:

@@ -13,12 +13,16 @@ from echo_policies.errors import InputError, UnknownNameError
 from simulator.batch import RequestTable
 from simulator.config import SimulationConfig
 from simulator.cost import CostModel, build_cost_model
-from simulator.cost.constants import load
+from simulator.cost.constants import load, shipped_file
+from simulator.cost.draws import draw_parameters
+from simulator.cost.parameters import CostParameters
 from traces.calibrate import calibration_samples
 from traces.library import open_trace
 from traces.replay import ReplayTables, replay_tables
 from traces.schema import Trace
 
+COSTS = 4
+"""Random stream of drawn cost constants; 0 to 3 belong to `simulator.run`."""
 RECORDED = "recorded"
 """``--target`` that costs the recorded pair itself."""
 
@@ -117,7 +121,24 @@ def _evaluated(trace: Trace, config: SimulationConfig) -> tuple[int, ...]:
     return evaluated
 
 
-def _cost(trace: Trace, config: SimulationConfig) -> tuple[CostModel, bool]:
+def drawn_costs(setting: Setting) -> list[CostModel]:
+    """Return the cost model under constants drawn from their fit, one for each draw.
+
+    Raises:
+        InputError: the constants come without a covariance.
+    """
+    config = setting.config
+    content = load(config.costs) if config.costs is not None else shipped_file()
+    rng = np.random.default_rng([config.seed, COSTS])
+    return [
+        _cost(setting.trace, config, parameters)[0]
+        for parameters in draw_parameters(content, config.cost_interval, rng)
+    ]
+
+
+def _cost(
+    trace: Trace, config: SimulationConfig, drawn: CostParameters | None = None
+) -> tuple[CostModel, bool]:
     header = trace.header
     target = config.target or header.costing.target
     if target == RECORDED:
@@ -130,6 +151,7 @@ def _cost(trace: Trace, config: SimulationConfig) -> tuple[CostModel, bool]:
     is_default = target == header.costing.target
     hardware = config.hardware or (header.costing.hardware if is_default else "h100")
     tp = config.tp or (header.costing.tp if is_default else 1)
+    given = load(config.costs).parameters if config.costs is not None else None
     cost = build_cost_model(
         target,
         hardware,
@@ -138,6 +160,6 @@ def _cost(trace: Trace, config: SimulationConfig) -> tuple[CostModel, bool]:
         check_s=config.check_ms / 1e3,
         engine=config.engine,
         dtype=config.dtype,
-        parameters=load(config.costs).parameters if config.costs is not None else None,
+        parameters=drawn or given,
     )
     return replace(cost, scale=config.scale_costs), target != header.recorded_as
