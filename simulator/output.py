@@ -111,9 +111,10 @@ def head(result: Result) -> list[str]:
         f"costed as {result.cost_label}",
     ]
     if result.is_what_if:
+        own = " (--target recorded costs the pair itself)" if header.recorded_as else ""
         lines.append(
             f"          a what-if: acceptance of {header.target.name} with {header.draft.name} at "
-            "another model's cost (--target recorded costs the pair itself)"
+            f"another model's cost{own}"
         )
     lines.append(f"context   {result.context_label}")
     lines.append(f"replay    {unrevealed(result)}")

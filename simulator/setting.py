@@ -136,4 +136,6 @@ def _cost(trace: Trace, config: SimulationConfig) -> tuple[CostModel, bool]:
         pure_roofline=config.pure_roofline,
         check_s=config.check_ms / 1e3,
     )
-    return replace(cost, scale=config.scale_costs), target != header.recorded_as
+    # A synthetic trace stands for the target that it is costed as by default.
+    own = header.recorded_as or header.costing.target
+    return replace(cost, scale=config.scale_costs), target != own

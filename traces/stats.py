@@ -20,6 +20,9 @@ RESAMPLES: Final = 2000
 STEADY_BLOCKS: Final = 10
 """Blocks of steps that the steady-state check compares."""
 
+SURPRISE: Final = 0.001
+"""Probability below which a drift is no chance: few requests in a row differ by a lot."""
+
 MIN_BLOCKS: Final = 4
 """Blocks below which drift cannot be judged."""
 
@@ -114,7 +117,7 @@ class Steadiness:
     drift: float
     """Relative change from the first half to the second."""
     is_steady: bool
-    """The drift is below 2 %, or within three standard errors of block means."""
+    """The drift is below 2 %, or no surprise given how much the blocks differ (t-test, 0.1 %)."""
 
 
 def steadiness(records: RunRecords) -> Steadiness:
@@ -136,5 +139,6 @@ def steadiness(records: RunRecords) -> Steadiness:
     first, second = np.array_split(rates, 2)
     drift = (second.mean() - first.mean()) / rates.mean()
     error = np.sqrt(first.var(ddof=1) / first.size + second.var(ddof=1) / second.size)
-    limit = max(0.02, 3 * float(error) / float(rates.mean()))
+    surprising = stats.t.ppf(1 - SURPRISE / 2, df=rates.size - 2)
+    limit = max(0.02, float(surprising) * float(error) / float(rates.mean()))
     return Steadiness(float(drift), is_steady=bool(abs(drift) <= limit))

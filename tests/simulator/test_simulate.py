@@ -238,3 +238,21 @@ def test_bad_input_is_one_sentence(trace_file, options, error, words):
         simulator.simulate(**{"trace": str(trace_file), "batch_sizes": (2,), **COSTED, **options})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("trace", "target", "is_what_if"),
+    [
+        ("qwen2.5-coder-1.5b", None, True),
+        ("qwen2.5-coder-1.5b", "recorded", False),
+        ("qwen2.5-coder-1.5b", "qwen3-8b", True),
+        ("qwen235b", None, False),
+        ("qwen235b", "llama-3.1-8b", True),
+    ],
+)
+def test_a_what_if_is_called_one(trace, target, is_what_if):
+    """Kind: one pair's acceptance at another's cost, passed off as a forecast."""
+    from simulator.setting import make_setting
+
+    options = {"target": target} if target else {}
+    assert make_setting(make_config(trace=trace, **options)).is_what_if == is_what_if
