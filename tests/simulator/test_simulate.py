@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import simulator
+from echo_policies.api import Gate, Policy
 from echo_policies.errors import InputError, SignalError, UnknownNameError
 from echo_policies.registry import parse
 from simulator.config import make_config
 from simulator.run import calibrated, measured_requests, simulation_run
 from simulator.setting import make_setting
 from traces.records import RunRecords
+from traces.store import make_trace, save
 
 ECHO = "echo:levels=5,top_k=4"
 SHAPES = [
@@ -256,3 +258,38 @@ def test_a_what_if_is_called_one(trace, target, is_what_if):
 
     options = {"target": target} if target else {}
     assert make_setting(make_config(trace=trace, **options)).is_what_if == is_what_if
+
+
+class _NeedsEntropy(Gate):
+    needs = frozenset({"path_logp", "entropy"})
+
+    def checkpoints(self, levels):
+        return (1,)
+
+    def evaluate(self, layer):
+        assert layer.entropy_BF is not None
+        return layer.entropy_BF[:, 0] < 1
+
+
+def test_a_signal_that_the_trace_lacks_is_refused_by_name(trace_file):
+    scheduler = parse(f"{ECHO},w_topk=1").scheduler
+    policy = Policy(name="mine", gate=_NeedsEntropy(), scheduler=scheduler)
+    with pytest.raises(SignalError, match="needs the signal 'entropy'"):
+        simulator.simulate(policy, trace=str(trace_file), batch_sizes=(2,), **COSTED)
+    # The bundled recording has it.
+    result = simulator.simulate(policy, batch_sizes=(2,), requests=3)
+    assert result.row("mine", 2).summary.checks_per_step > 0
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [("calibration", "must hold evaluation requests"), ("evaluation", "no calibration requests")],
+)
+def test_a_split_that_is_missing_is_said(trace, tmp_path, split, words):
+    infos = tuple(info.model_copy(update={"split": split}) for info in trace.header.requests)
+    header = trace.header.model_copy(update={"requests": infos})
+    save(make_trace(header, trace.arrays), tmp_path / "one.safetensors")
+    with pytest.raises(InputError, match=words):
+        simulator.simulate(
+            ECHO, trace=str(tmp_path / "one.safetensors"), batch_sizes=(2,), **COSTED
+        )
