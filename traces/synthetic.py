@@ -18,16 +18,13 @@ import numpy.typing as npt
 from echo_policies.errors import EchoError, InputError, UnknownNameError
 from traces.published import QWEN235B, PublishedSet, SyntheticSpec, fit_note, synthetic_header
 from traces.resample import Tilt, arrange, chain_levels, draw, fit_tilt, walk
-from traces.schema import PAST_END, RequestInfo, Trace, TraceArrays
+from traces.schema import PAST_END, SOURCE_MARK, RequestInfo, Trace, TraceArrays
 from traces.store import load, make_trace, save
 
 Split = Literal["calibration", "evaluation"]
 Int = npt.NDArray[np.int64]
 
 SPLITS: Final[tuple[Split, ...]] = ("calibration", "evaluation")
-SOURCE_MARK: Final = "#"
-"""A synthetic question id is the recorded task and id it is drawn from, this mark and a number."""
-
 MIN_POSITIONS: Final = 32
 """Recorded requests with fewer usable positions are passed over: they would only be repeated."""
 

@@ -13,9 +13,9 @@ from echo_policies.errors import InputError, UnknownNameError
 from tests.traces.build import Sizes, random_trace
 from traces.card import chain_walk, describe
 from traces.published import QWEN235B, SyntheticSpec
-from traces.schema import Trace, TraceArrays
+from traces.schema import SOURCE_MARK, Trace, TraceArrays
 from traces.store import load, make_trace, save
-from traces.synthetic import SOURCE_MARK, SPLITS, fit_report, main, make_synthetic
+from traces.synthetic import SPLITS, fit_report, main, make_synthetic
 from traces.validate import check
 
 TASKS = tuple(published.task for published in QWEN235B.sets)
