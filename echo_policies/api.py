@@ -68,7 +68,7 @@ class CalibrationContext:
     tokens_per_second: Callable[[Policy], float] | None = None
     """Simulated throughput of a policy on calibration requests; None where nobody can tell."""
     delta: float = 0.70
-    """Smallest AUC of a depth worth gating (not published; echo.md of the docs gives sweeps)."""
+    """Smallest AUC of a depth worth gating; the paper does not publish its own."""
 
 
 class _Part(BaseModel):

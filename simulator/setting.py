@@ -128,7 +128,7 @@ def _cost(trace: Trace, config: SimulationConfig) -> tuple[CostModel, bool]:
             )
     is_default = target == header.costing.target
     hardware = config.hardware or (header.costing.hardware if is_default else "h100")
-    tp = config.tp or (header.costing.tp if is_default else 1)
+    tp = config.tp if config.tp is not None else (header.costing.tp if is_default else 1)
     cost = build_cost_model(
         target,
         hardware,

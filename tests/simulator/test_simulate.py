@@ -185,6 +185,13 @@ def test_open_loop_charges_prefill_and_queues(trace_file):
     assert (idle.request_SB == -1).any()
 
 
+def test_overload_ends():
+    """Kind: a queue that grows without bound, and the run with it."""
+    options = {"batch_size": 2, "arrivals": "poisson", "requests": 6, "rate": 1e6}
+    records = records_of("qwen2.5-coder-1.5b", "chain:levels=3", **options)
+    assert len(records.requests) >= 6
+
+
 def test_measured_requests_are_whole_cycles():
     config = make_config()
     assert measured_requests(config, 8, 1) == 8
@@ -233,6 +240,9 @@ def test_one_task_only(trace, trace_file):
         ({"arrivals": "poisson"}, InputError, "rate"),
         ({"batchsize": 3}, UnknownNameError, "Did you mean 'batch_sizes'"),
         ({"jobs": 0}, InputError, "jobs"),
+        ({"tp": 0}, InputError, "tp"),
+        ({"check_ms": float("inf")}, InputError, "check_ms"),
+        ({"arrivals": "poisson", "rate": float("inf")}, InputError, "rate"),
     ],
 )
 def test_bad_input_is_one_sentence(trace_file, options, error, words):
