@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from traces.calibrate import calibration_samples
 from traces.library import open_trace
 from traces.replay import RecordedDrafter, RecordedVerifier, replay_tables
 from traces.schema import Trace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 POLICIES = (
     "chain:levels=8,static,static:tree=eagle25,eagle3,eagle3_sglang,"
@@ -74,11 +78,18 @@ def main() -> None:
         where = trace.positions(request)
         count = min(share, where.stop - where.start)
         chosen = np.unique(np.linspace(0, where.stop - where.start - 1, count).astype(int))
+        output = _output(trace, request)
+        trie = _trie(trace, draft, texts[_key(trace, request)], output)
         for policy in policies:
             _compare(
-                trace, request, chosen, policy, draft, texts[_key(trace, request)],
-                options.k_per_request, tallies[policy.name],
-            )  # fmt: skip
+                trace,
+                request,
+                chosen,
+                policy,
+                DraftModelDrafter(trie, output),
+                options.k_per_request,
+                tallies[policy.name],
+            )
         print(f"{_key(trace, request)}: {len(chosen)} positions", flush=True)
     for name, tally in tallies.items():
         print(
@@ -100,26 +111,31 @@ def _key(trace: Trace, request: int) -> tuple[str, str]:
     return info.task, info.question_id
 
 
-def _compare(
-    trace: Trace,
-    request: int,
-    chosen: np.ndarray,
-    policy: Policy,
-    draft: torch.nn.Module,
-    prompt: list[int],
-    k_per_request: int,
-    tally: Tally,
-) -> None:
+def _output(trace: Trace, request: int) -> list[int]:
     start, stop = trace.arrays.token_offset[request : request + 2]
-    output = trace.arrays.tokens[start:stop].tolist()
+    return [int(token) for token in trace.arrays.tokens[start:stop]]
+
+
+def _trie(trace: Trace, draft: PreTrainedModel, prompt: list[int], output: list[int]) -> NodeTrie:
+    """Nodes of one request; policies share those that several of them expand."""
     tree = DraftTree(
         draft,
         vocab_size=trace.header.vocab_size,
         prefix_capacity=len(prompt) + len(output),
         width=trace.header.root_width,
     )
-    trie = NodeTrie(tree, prompt, output, max_branch=32, shares_path=False)
-    live = DraftModelDrafter(trie, output)
+    return NodeTrie(tree, prompt, output, max_branch=32, shares_path=False)
+
+
+def _compare(
+    trace: Trace,
+    request: int,
+    chosen: np.ndarray,
+    policy: Policy,
+    live: DraftModelDrafter,
+    k_per_request: int,
+    tally: Tally,
+) -> None:
     position_B = torch.from_numpy(chosen)
     live.seek(position_B)
     played = RecordedDrafter(replay_tables(trace))

@@ -9,6 +9,7 @@
     │   ├── SignalError                  a policy needs what a drafter or trace cannot give
     │   └── TraceError                   a trace file or its content breaks the format
     ├── PolicyViolation                  a policy broke its contract while running
+    ├── PolicyCrash                      a policy raised an exception while running
     └── MissingExtraError (ImportError)  an optional dependency is not installed
 
 A command-line tool prints one of these as one sentence and exits with status 2.
@@ -75,6 +76,30 @@ class PolicyViolation(EchoError):  # noqa: N818 - it names what happened, as the
         self.rule = rule
         self.step = step
         super().__init__(f"{policy} broke the rule '{rule}' at step {step}: {detail}.")
+
+
+class PolicyCrash(EchoError):  # noqa: N818 - it names what happened, as the docs do
+    """Raised when a policy's own code raises; the original is its cause.
+
+    Args:
+        policy: the policy's name.
+        method: the method that was called.
+        step: the step number, counted from 0.
+        error: what it raised.
+        where: file and line in the policy.
+    """
+
+    def __init__(
+        self, policy: str, method: str, step: int, error: BaseException, where: str
+    ) -> None:
+        """Build the sentence from the data and keep the data as attributes."""
+        self.policy = policy
+        self.method = method
+        self.step = step
+        what = " ".join(str(error).split())[:200]
+        super().__init__(
+            f"{policy} raised {type(error).__name__} in {method} at step {step} ({where}): {what}."
+        )
 
 
 class MissingExtraError(EchoError, ImportError):

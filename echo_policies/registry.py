@@ -228,7 +228,11 @@ def _line_in(error: Exception, path: Path) -> int | None:
 
 def _class_of(module: ModuleType, name: str, path: str) -> Any:
     if not hasattr(module, name):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        classes = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
+        ]
         raise UnknownNameError(f"class in {path}", name, classes)
     return getattr(module, name)
 

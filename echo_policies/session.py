@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView, Policy, State, StepContext
-from echo_policies.errors import InputError, PolicyViolation, SignalError
-from echo_policies.forest import Forest, clamp_to_k_max, close_under_ancestors, count_true
+from echo_policies.errors import InputError, SignalError
+from echo_policies.forest import Forest, clamp_to_k_max, count_true
+from echo_policies.guard import Guard
 
 
 class Drafter(Protocol):
@@ -91,19 +92,19 @@ class Session:
         """Draft and select for one step.
 
         Raises:
-            PolicyViolation: the policy broke its contract (only with ``guards``).
+            PolicyCrash: the policy raised.
+            PolicyViolation: the policy broke its contract.
         """
         if self.caps_all and ctx.k_max == 0:
             return _plain_decoding(ctx)
-        plan, state = self.policy.scheduler.begin(ctx, memory)
+        guard = Guard(self.policy, ctx.step, self.guards and ctx.live_B.device.type == "cpu")
+        plan, state = guard.begin(ctx, memory)
         if min(plan.levels, ctx.level_limit) <= 0:
             return _plain_decoding(ctx)
-        draft = _Draft(self, ctx, plan)
+        draft = _Draft(self, ctx, plan, guard)
         state = draft.run(state)
         forest = Forest(tuple(draft.layers), ctx.live_B.shape[0], ctx.live_B.device)
-        keep_BN = self.policy.scheduler.select(state, forest)
-        if self.guards:
-            self._guard(ctx, forest, keep_BN)
+        keep_BN = guard.select(state, forest, ctx.k_max)
         keep_BN, was_clamped = self._clamp(ctx, forest, keep_BN)
         return Decision(
             plan=plan,
@@ -118,24 +119,6 @@ class Session:
             was_clamped=was_clamped,
         )
 
-    def _guard(self, ctx: StepContext, forest: Forest, keep_BN: Tensor) -> None:
-        expected = (forest.num_requests, forest.num_candidates)
-        if tuple(keep_BN.shape) != expected or keep_BN.dtype != torch.bool:
-            self._violation(
-                ctx, "the plan is a bool [B, N]", f"{keep_BN.dtype} {tuple(keep_BN.shape)}"
-            )
-        if not torch.equal(close_under_ancestors(forest, keep_BN), keep_BN):
-            if (keep_BN & ~forest.exists_BN).any():
-                self._violation(ctx, "existing nodes only", "it keeps a node that does not exist")
-            self._violation(ctx, "closed under ancestors", "it keeps a node without its parent")
-        if self.policy.scheduler.respects_k_max:
-            kept = int(keep_BN.sum())
-            if kept > ctx.k_max:
-                self._violation(ctx, "total within k_max", f"kept {kept}, k_max {ctx.k_max}")
-
-    def _violation(self, ctx: StepContext, rule: str, detail: str) -> None:
-        raise PolicyViolation(self.policy.name, rule, detail, ctx.step)
-
     def _clamp(self, ctx: StepContext, forest: Forest, keep_BN: Tensor) -> tuple[Tensor, bool]:
         if not self.caps_all or int(keep_BN.sum()) <= ctx.k_max:
             return keep_BN, False
@@ -145,16 +128,13 @@ class Session:
 class _Draft:
     """The layers of one step as they grow."""
 
-    def __init__(self, session: Session, ctx: StepContext, plan: DraftPlan) -> None:
-        policy = session.policy
-        self.policy = policy
+    def __init__(self, session: Session, ctx: StepContext, plan: DraftPlan, guard: Guard) -> None:
+        self.guard = guard
         self.drafter = session.drafter
         self.plan = plan
         self.levels = min(plan.levels, ctx.level_limit)
         self.cap_B = ctx.level_cap_B.clamp(max=self.levels)
-        self.checkpoints = (
-            policy.gate.checkpoints(self.levels) if policy.scheduler.uses_gate else ()
-        )
+        self.checkpoints = guard.checkpoints(self.levels)
         self.stops = self.checkpoints if session.is_staged else ()
         self.layers: list[LayerView] = []
         drafting_B = self.cap_B > 0
@@ -166,8 +146,8 @@ class _Draft:
         layer = self.drafter.begin(self.plan, self.cap_B > 0)
         self.layers.append(layer)
         for depth in range(1, self.levels + 1):
-            passed_B = self.policy.gate.evaluate(layer) if depth in self.checkpoints else None
-            state, frontier = self.policy.scheduler.extend(state, layer, passed_B)
+            passed_B = self.guard.evaluate(layer) if depth in self.checkpoints else None
+            state, frontier = self.guard.extend(state, layer, passed_B, self.plan)
             if depth == self.levels:
                 break
             mask_BF = frontier.mask_BF & (self.cap_B > depth)[:, None]
@@ -229,7 +209,7 @@ def widest_plan(policy: Policy) -> DraftPlan:
     """Return what a policy plans for one request with neither budget nor length in its way."""
     one = torch.ones(1, dtype=torch.int64)
     ctx = StepContext(1 << 20, 0, one.bool(), one << 20, one * 0)
-    plan, _ = policy.scheduler.begin(ctx, policy.scheduler.start())
+    plan, _ = Guard(policy, 0, is_strict=True).begin(ctx, policy.scheduler.start())
     return plan
 
 

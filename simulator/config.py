@@ -36,7 +36,7 @@ class SimulationConfig(BaseModel):
         None, description="what the acceptance is costed as; 'recorded' is the recorded pair"
     )
     hardware: str | None = Field(None, description="a100, h100, h200 or cpu")
-    tp: int | None = Field(None, description="tensor-parallel degree: 1, 2, 4 or 8")
+    tp: int | None = Field(None, ge=1, description="tensor-parallel degree: 1, 2, 4 or 8")
     pure_roofline: bool = Field(
         default=False, description="textbook roofline: no floors, no host terms"
     )
@@ -51,7 +51,7 @@ class SimulationConfig(BaseModel):
         le=1000,
         description="draws of the costs' constants that throughput is run again with; 0: none",
     )
-    check_ms: float = Field(0.15, ge=0, description="milliseconds per gate check")
+    check_ms: float = Field(0.15, ge=0, le=1000, description="milliseconds per gate check")
     context: int | None = Field(
         None, ge=1, le=10_000_000, description="tokens of context per request; default: recorded"
     )
@@ -59,7 +59,7 @@ class SimulationConfig(BaseModel):
         None, ge=0, description="candidate nodes per batch step; default: the knee rule"
     )
     k_max_factor: float = Field(
-        1.25, ge=1, description="the knee rule's factor: t(k_max + B) <= factor * t(B)"
+        1.25, ge=1, le=1000, description="the knee rule's factor: t(k_max + B) <= factor * t(B)"
     )
     cap_all: bool = Field(default=False, description="clamp every policy to k_max")
     mode: Literal["staged", "masked"] = Field(
@@ -68,7 +68,9 @@ class SimulationConfig(BaseModel):
     arrivals: Literal["closed", "poisson"] = Field(
         "closed", description="replace a finished request at once, or let requests arrive"
     )
-    rate: float | None = Field(None, gt=0, description="arrivals per second (poisson)")
+    rate: float | None = Field(
+        None, gt=0, le=1_000_000, description="arrivals per second (poisson)"
+    )
     requests: int | None = Field(
         None, ge=1, le=10_000_000, description="requests to finish in the measured part"
     )
@@ -80,16 +82,21 @@ class SimulationConfig(BaseModel):
     calibration: Path | None = Field(None, description="calibration file")
     jobs: int = Field(1, description="processes; batch sizes run beside each other")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of request order and intervals")
-    scale_costs: float = Field(1.0, gt=0, description="multiplies every cost")
+    scale_costs: float = Field(1.0, gt=0, le=1e6, description="multiplies every cost")
 
     @model_validator(mode="after")
     def _options_agree(self) -> SimulationConfig:
         if self.jobs == 0 or self.jobs < -1:
-            raise ValueError("jobs must be a number of processes, or -1 for all cores")
+            raise ValueError(
+                f"jobs must be a number of processes, or -1 for all cores; got {self.jobs}"
+            )
         if self.cost_interval and self.pure_roofline:
             raise ValueError("cost_interval draws fitted constants; a pure roofline has none")
         if (self.arrivals == "poisson") != (self.rate is not None):
-            raise ValueError("rate must be given with arrivals=poisson, and only then")
+            raise ValueError(
+                "rate must be given with arrivals=poisson, and only then; "
+                f"got arrivals={self.arrivals} and rate={self.rate}"
+            )
         return self
 
 
@@ -108,10 +115,7 @@ def make_config(**options: Any) -> SimulationConfig:
         return SimulationConfig(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "options"
         message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{where}: {message}; got {_shown(first['input'])}.") from None
-
-
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str | int | float) else "an inconsistent combination"
+        if not first["loc"]:
+            raise InputError(f"{message}.") from None
+        raise InputError(f"{first['loc'][0]}: {message}; got {first['input']!r}.") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -120,7 +121,10 @@ class Engine:
         return self._log.freeze()
 
     def _arrivals(self, gaps: Iterator[float]) -> Events:
-        for gap in gaps:
+        # The queue is first come, first served: whoever arrives after the last request that this
+        # run can start changes nothing, so overload ends too.
+        enough = 3 * self._options.num_slots + self._options.measured_requests
+        for gap in islice(gaps, enough):
             yield self._env.timeout(gap)
             self._queue.append((next(self._stream), self._env.now))
             if not self._arrived.triggered:

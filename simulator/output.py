@@ -111,9 +111,10 @@ def head(result: Result) -> list[str]:
         f"costed as {result.cost_label}",
     ]
     if result.is_what_if:
+        own = " (--target recorded costs the pair itself)" if header.recorded_as else ""
         lines.append(
             f"          a what-if: acceptance of {header.target.name} with {header.draft.name} at "
-            "another model's cost (--target recorded costs the pair itself)"
+            f"another model's cost{own}"
         )
     lines.append(f"context   {result.context_label}")
     lines.append(f"replay    {unrevealed(result)}")
@@ -162,6 +163,11 @@ def _is_sound(row: Row) -> bool:
 
 def notes(batch: BatchResult) -> Iterator[str]:
     """What the reader must know about single rows."""
+    over = [row for row in batch.rows if row.summary.k_per_step > batch.k_max]
+    if over:
+        shown = ", ".join(f"{row.policy} {row.summary.k_per_step:.0f}" for row in over)
+        yield f"K beyond k_max, which fixed shapes ignore (--cap-all clamps them): {shown}"
+    yield from twins(batch)
     for row in batch.rows:
         rate = row.summary.unrevealed_rate
         if rate > 0:
@@ -187,6 +193,21 @@ def notes(batch: BatchResult) -> Iterator[str]:
     ]
     if chosen:
         yield "on calibration requests: " + ", ".join(chosen)
+
+
+def twins(batch: BatchResult) -> Iterator[str]:
+    """Say which policies came out of calibration as the same policy."""
+    seen: dict[str, str] = {}
+    for row in batch.rows:
+        if not row.parameters.get("taus"):
+            continue
+        key = repr({k: v for k, v in row.parameters.items() if k not in {"gate_set", "threshold"}})
+        if row.parameters["threshold"] == "normalized":
+            key += "normalized"
+        if key in seen:
+            yield f"{row.policy}: the same depths and thresholds as {seen[key]} on this recording"
+        else:
+            seen[key] = row.policy
 
 
 def print_policies() -> None:

@@ -258,15 +258,13 @@ def _row(
     *,
     upper: float | None,
 ) -> Row:
-    num_requests = setting.trace.num_requests
+    sources = [info.source for info in setting.trace.header.requests]
     seed = setting.config.seed
     return Row(
         policy=fitted.name,
         parameters=dict(fitted.parameters()),
         summary=summarise(records),
-        speedup=speedup_interval(
-            records, plain, num_requests, np.random.default_rng([seed, RESAMPLE])
-        ),
+        speedup=speedup_interval(records, plain, sources, np.random.default_rng([seed, RESAMPLE])),
         steadiness=steadiness(records),
         upper_tokens_per_s=upper,
         tasks=_task_rows(setting, records, plain) if setting.config.by_task else (),
@@ -286,7 +284,7 @@ def _task_rows(setting: Setting, records: RunRecords, plain: RunRecords) -> tupl
                 speedup=speedup_interval(
                     records,
                     plain,
-                    len(infos),
+                    [info.source for info in infos],
                     np.random.default_rng([setting.config.seed, RESAMPLE]),
                     np.flatnonzero(of_task),
                 ),

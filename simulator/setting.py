@@ -150,7 +150,7 @@ def _cost(
             )
     is_default = target == header.costing.target
     hardware = config.hardware or (header.costing.hardware if is_default else "h100")
-    tp = config.tp or (header.costing.tp if is_default else 1)
+    tp = config.tp if config.tp is not None else (header.costing.tp if is_default else 1)
     given = load(config.costs).parameters if config.costs is not None else None
     cost = build_cost_model(
         target,
@@ -162,4 +162,6 @@ def _cost(
         dtype=config.dtype,
         parameters=drawn or given,
     )
-    return replace(cost, scale=config.scale_costs), target != header.recorded_as
+    # A synthetic trace stands for the target that it is costed as by default.
+    own = header.recorded_as or header.costing.target
+    return replace(cost, scale=config.scale_costs), target != own

@@ -33,7 +33,7 @@ def test_every_command_runs(tmp_path):
             (tmp_path / block["file"]).write_text(block["text"])
     assert len(commands()) > 10
     for command in commands():
-        arguments = shlex.split(command)[1:]
+        arguments = shlex.split(command, comments=True)[1:]
         run = subprocess.run(
             [sys.executable, "-m", "simulator.cli", *arguments],
             cwd=tmp_path,

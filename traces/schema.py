@@ -35,6 +35,9 @@ PAST_END: Final = -2
 NO_SLOT: Final = -1
 """Entry of ``slot_child`` for a slot that is empty."""
 
+SOURCE_MARK: Final = "#"
+"""A synthetic question id is the recorded task and id it is drawn from, this mark and a number."""
+
 PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -53,6 +56,12 @@ class RequestInfo(_Frozen):
     max_new_tokens: PositiveInt
     finish_reason: Literal["stop", "length"]
     split: Literal["calibration", "evaluation"]
+
+    @property
+    def source(self) -> str:
+        """The recorded request that this one is, or was drawn from: what intervals resample."""
+        origin, mark, _ = self.question_id.partition(SOURCE_MARK)
+        return origin if mark else f"{self.task}/{self.question_id}"
 
 
 class Provenance(_Frozen):

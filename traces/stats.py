@@ -5,6 +5,7 @@ Requests are resampled, never steps: the steps of one request are correlated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,9 @@ RESAMPLES: Final = 2000
 
 STEADY_BLOCKS: Final = 10
 """Blocks of steps that the steady-state check compares."""
+
+SURPRISE: Final = 0.001
+"""Probability below which a drift is no chance: few requests in a row differ by a lot."""
 
 MIN_BLOCKS: Final = 4
 """Blocks below which drift cannot be judged."""
@@ -61,7 +65,7 @@ def work_by_request(records: RunRecords, num_requests: int) -> tuple[Float1, Flo
 def speedup_interval(
     policy: RunRecords,
     plain: RunRecords,
-    num_requests: int,
+    sources: Sequence[str],
     rng: np.random.Generator,
     only: npt.NDArray[np.int64] | None = None,
 ) -> Interval:
@@ -70,21 +74,22 @@ def speedup_interval(
     Args:
         policy: records of the policy.
         plain: records of plain decoding at the same batch size on the same requests.
-        num_requests: recorded requests of the trace.
+        sources: what each request of the trace was recorded as or drawn from; requests of one
+            source are resampled together.
         rng: source of the resamples.
         only: recorded requests to compare, such as those of one data set.
     """
     parts = np.stack(
-        [*work_by_request(policy, num_requests), *work_by_request(plain, num_requests)]
+        [*work_by_request(policy, len(sources)), *work_by_request(plain, len(sources))]
     )
     seen = (parts[1] > 0) & (parts[3] > 0)
     if only is not None:
-        seen &= np.isin(np.arange(num_requests), only)
-    tokens, seconds, plain_tokens, plain_seconds = parts[:, seen]
+        seen &= np.isin(np.arange(len(sources)), only)
+    tokens, seconds, plain_tokens, plain_seconds = _summed(parts[:, seen], np.array(sources)[seen])
     if not seen.any():
         return Interval(float("nan"), float("nan"), float("nan"))
     value = _ratio(tokens, seconds, plain_tokens, plain_seconds)
-    if seen.sum() < MIN_REQUESTS:
+    if tokens.size < MIN_REQUESTS:
         return Interval(float(value), float("nan"), float("nan"))
     result = stats.bootstrap(
         (tokens, seconds, plain_tokens, plain_seconds),
@@ -97,6 +102,14 @@ def speedup_interval(
     )
     bounds = result.confidence_interval
     return Interval(float(value), float(bounds.low), float(bounds.high))
+
+
+def _summed(parts: Float1, sources: npt.NDArray[np.str_]) -> Float1:
+    """Sum columns of one source."""
+    names, index = np.unique(sources, return_inverse=True)
+    summed = np.zeros((len(parts), names.size))
+    np.add.at(summed.T, index, parts.T)
+    return summed
 
 
 def _ratio(
@@ -114,7 +127,7 @@ class Steadiness:
     drift: float
     """Relative change from the first half to the second."""
     is_steady: bool
-    """The drift is below 2 %, or within three standard errors of block means."""
+    """The drift is below 2 %, or no surprise given how much the blocks differ (t-test, 0.1 %)."""
 
 
 def steadiness(records: RunRecords) -> Steadiness:
@@ -136,5 +149,6 @@ def steadiness(records: RunRecords) -> Steadiness:
     first, second = np.array_split(rates, 2)
     drift = (second.mean() - first.mean()) / rates.mean()
     error = np.sqrt(first.var(ddof=1) / first.size + second.var(ddof=1) / second.size)
-    limit = max(0.02, 3 * float(error) / float(rates.mean()))
+    surprising = stats.t.ppf(1 - SURPRISE / 2, df=rates.size - 2)
+    limit = max(0.02, float(surprising) * float(error) / float(rates.mean()))
     return Steadiness(float(drift), is_steady=bool(abs(drift) <= limit))

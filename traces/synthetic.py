@@ -18,16 +18,13 @@ import numpy.typing as npt
 from echo_policies.errors import EchoError, InputError, UnknownNameError
 from traces.published import QWEN235B, PublishedSet, SyntheticSpec, fit_note, synthetic_header
 from traces.resample import Tilt, arrange, chain_levels, draw, fit_tilt, walk
-from traces.schema import PAST_END, RequestInfo, Trace, TraceArrays
+from traces.schema import PAST_END, SOURCE_MARK, RequestInfo, Trace, TraceArrays
 from traces.store import load, make_trace, save
 
 Split = Literal["calibration", "evaluation"]
 Int = npt.NDArray[np.int64]
 
 SPLITS: Final[tuple[Split, ...]] = ("calibration", "evaluation")
-SOURCE_MARK: Final = "#"
-"""A synthetic question id is the recorded one it is drawn from, this mark and a number."""
-
 MIN_POSITIONS: Final = 32
 """Recorded requests with fewer usable positions are passed over: they would only be repeated."""
 
@@ -62,10 +59,10 @@ def make_synthetic(
 ) -> Trace:
     """Draw a synthetic trace from a recording; equal arguments give equal traces.
 
-    Every synthetic request draws from the positions of one recorded request of its data set and
-    split, the recorded ones in turn. Passed over are those too short and, where there are others,
-    those without both a position where the longest chain agrees and one where the first token does
-    not. Data sets and splits are fitted each for itself.
+    Every synthetic request draws from the positions of one recorded request of its split and of
+    the data sets that stand in for its own, the recorded ones in turn. Passed over are those too
+    short and, where there are others, those without both a position where the longest chain agrees
+    and one where the first token does not. Data sets and splits are fitted each for itself.
 
     Args:
         recording: the real recording; it is not modified.
@@ -94,7 +91,7 @@ def make_synthetic(
             drawn = [_drawn(recording, index, tilt, positions, rng_draw) for _, index in pool]
             fits.append(fit_note(published, split, tilt, len(np.unique(np.concatenate(drawn)))))
             chosen += drawn
-            infos += _infos(recording, [q for q, _ in pool], positions)
+            infos += _infos(recording, published, [q for q, _ in pool], positions)
     header = synthetic_header(recording, spec, tuple(infos), seed, fits)
     arrays = _arrays(recording, chosen, positions, rng_tokens)
     return make_trace(header, arrays)
@@ -137,8 +134,9 @@ def _check(recording: Trace, spec: SyntheticSpec, requests: int, positions: int)
         )
     tasks = {info.task for info in header.requests}
     for published in spec.sets:
-        if published.task not in tasks:
-            raise UnknownNameError("data set of the recording", published.task, tasks)
+        for task in published.sources:
+            if task not in tasks:
+                raise UnknownNameError("data set of the recording", task, tasks)
 
 
 def _pool(
@@ -150,14 +148,15 @@ def _pool(
 ) -> list[tuple[int, Int]]:
     """Recorded request and its usable positions for each of ``count`` synthetic requests."""
     found = []
-    for q in recording.split(split, published.task):
+    for q in (q for task in published.sources for q in recording.split(split, task)):
         where = recording.positions(q)
         index = np.flatnonzero(usable_P[where]) + where.start
         if len(index) >= MIN_POSITIONS:
             found.append((q, index))
     if not found:
         raise InputError(
-            f"recording {recording.header.name!r} must have a {split} request of {published.task} "
+            f"recording {recording.header.name!r} must have a {split} request of "
+            f"{' or '.join(published.sources)} "
             f"with {MIN_POSITIONS} positions whose output goes on for "
             f"{recording.header.chain_levels} tokens; it has none. Record more requests, or longer "
             "outputs."
@@ -189,14 +188,17 @@ def _drawn(
     return index[chosen][arrange(rng, level[chosen], tilt.chain_lengths)]
 
 
-def _infos(recording: Trace, sources: list[int], positions: int) -> list[RequestInfo]:
+def _infos(
+    recording: Trace, published: PublishedSet, sources: list[int], positions: int
+) -> list[RequestInfo]:
     """What is known of synthetic requests that are drawn from these recorded ones."""
     infos = []
     for turn, q in enumerate(sources):
         info = recording.header.requests[q]
         number = sources[:turn].count(q)
         update = {
-            "question_id": f"{info.question_id}{SOURCE_MARK}{number}",
+            "task": published.task,
+            "question_id": f"{info.task}/{info.question_id}{SOURCE_MARK}{number}",
             "max_new_tokens": positions + 1,
             "finish_reason": "length",
         }

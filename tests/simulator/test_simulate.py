@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import simulator
+from echo_policies.api import Gate, Policy
 from echo_policies.errors import InputError, SignalError, UnknownNameError
 from echo_policies.registry import parse
 from simulator.config import make_config
 from simulator.run import calibrated, measured_requests, simulation_run
 from simulator.setting import make_setting
 from traces.records import RunRecords
+from traces.store import make_trace, save
 
 ECHO = "echo:levels=5,top_k=4"
 SHAPES = [
@@ -183,6 +185,13 @@ def test_open_loop_charges_prefill_and_queues(trace_file):
     assert (idle.request_SB == -1).any()
 
 
+def test_overload_ends():
+    """Kind: a queue that grows without bound, and the run with it."""
+    options = {"batch_size": 2, "arrivals": "poisson", "requests": 6, "rate": 1e6}
+    records = records_of("qwen2.5-coder-1.5b", "chain:levels=3", **options)
+    assert len(records.requests) >= 6
+
+
 def test_measured_requests_are_whole_cycles():
     config = make_config()
     assert measured_requests(config, 8, 1) == 8
@@ -231,6 +240,9 @@ def test_one_task_only(trace, trace_file):
         ({"arrivals": "poisson"}, InputError, "rate"),
         ({"batchsize": 3}, UnknownNameError, "Did you mean 'batch_sizes'"),
         ({"jobs": 0}, InputError, "jobs"),
+        ({"tp": 0}, InputError, "tp"),
+        ({"check_ms": float("inf")}, InputError, "check_ms"),
+        ({"arrivals": "poisson", "rate": float("inf")}, InputError, "rate"),
     ],
 )
 def test_bad_input_is_one_sentence(trace_file, options, error, words):
@@ -238,3 +250,56 @@ def test_bad_input_is_one_sentence(trace_file, options, error, words):
         simulator.simulate(**{"trace": str(trace_file), "batch_sizes": (2,), **COSTED, **options})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("trace", "target", "is_what_if"),
+    [
+        ("qwen2.5-coder-1.5b", None, True),
+        ("qwen2.5-coder-1.5b", "recorded", False),
+        ("qwen2.5-coder-1.5b", "qwen3-8b", True),
+        ("qwen235b", None, False),
+        ("qwen235b", "llama-3.1-8b", True),
+    ],
+)
+def test_a_what_if_is_called_one(trace, target, is_what_if):
+    """Kind: one pair's acceptance at another's cost, passed off as a forecast."""
+    from simulator.setting import make_setting
+
+    options = {"target": target} if target else {}
+    assert make_setting(make_config(trace=trace, **options)).is_what_if == is_what_if
+
+
+class _NeedsEntropy(Gate):
+    needs = frozenset({"path_logp", "entropy"})
+
+    def checkpoints(self, levels):
+        return (1,)
+
+    def evaluate(self, layer):
+        assert layer.entropy_BF is not None
+        return layer.entropy_BF[:, 0] < 1
+
+
+def test_a_signal_that_the_trace_lacks_is_refused_by_name(trace_file):
+    scheduler = parse(f"{ECHO},w_topk=1").scheduler
+    policy = Policy(name="mine", gate=_NeedsEntropy(), scheduler=scheduler)
+    with pytest.raises(SignalError, match="needs the signal 'entropy'"):
+        simulator.simulate(policy, trace=str(trace_file), batch_sizes=(2,), **COSTED)
+    # The bundled recording has it.
+    result = simulator.simulate(policy, batch_sizes=(2,), requests=3)
+    assert result.row("mine", 2).summary.checks_per_step > 0
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [("calibration", "must hold evaluation requests"), ("evaluation", "no calibration requests")],
+)
+def test_a_split_that_is_missing_is_said(trace, tmp_path, split, words):
+    infos = tuple(info.model_copy(update={"split": split}) for info in trace.header.requests)
+    header = trace.header.model_copy(update={"requests": infos})
+    save(make_trace(header, trace.arrays), tmp_path / "one.safetensors")
+    with pytest.raises(InputError, match=words):
+        simulator.simulate(
+            ECHO, trace=str(tmp_path / "one.safetensors"), batch_sizes=(2,), **COSTED
+        )

@@ -71,12 +71,17 @@ def test_a_part_of_the_batch_is_charged_its_share():
 def test_interval_is_paired_and_needs_two_requests():
     records = run()
     rng = np.random.default_rng(0)
-    same = speedup_interval(records, records, 3, rng)
+    sources = ["a", "b", "c", "d", "e"]
+    same = speedup_interval(records, records, sources[:3], rng)
     assert (same.value, same.low, same.high) == (1, 1, 1)
-    one = speedup_interval(records, records, 3, rng, only=np.array([1]))
+    one = speedup_interval(records, records, sources[:3], rng, only=np.array([1]))
     assert one.value == 1
     assert math.isnan(one.low)
-    none = speedup_interval(records, records, 5, rng, only=np.array([4]))
+    # Requests drawn from one recorded request are one cluster, so there is nothing to resample.
+    alike = speedup_interval(records, records, ["a", "a", "a"], rng)
+    assert alike.value == 1
+    assert math.isnan(alike.low)
+    none = speedup_interval(records, records, sources, rng, only=np.array([4]))
     assert math.isnan(none.value)
 
 

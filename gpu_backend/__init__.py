@@ -1,0 +1,13 @@
+"""Real models: recording what a draft proposes and a target accepts."""
+
+from __future__ import annotations
+
+
+def package_version() -> str:
+    """Version of the installed distribution, or ``unknown`` in a bare source tree."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("echo-spec")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,152 @@
+"""Tree attention for flattened draft rows: prefix pass, ancestor pass, log-sum-exp merge.
+
+Shape letters: K rows, S prefix tokens, A ancestors, h kv heads, g query heads per kv head,
+d head dimension.
+
+No ``[K, K]`` mask exists: a row meets its own branch through an index of ancestors, so the cost
+grows with rows times depth and rows of many positions share one forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from echo_policies.errors import InputError
+from gpu_backend.kv_store import KvStore
+
+ATTENTION_NAME: Final = "echo_tree"
+"""Name under which transformers finds :func:`tree_attention`."""
+
+_VARIANTS: Final = ("softcap", "s_aux", "sliding_window")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """What the attention of one forward needs to know of its rows; passed through the model.
+
+    ``ancestors_KA`` is None for rows that extend the prefix itself: they are written behind it
+    and their own prefix length, themselves included, says what they see.
+    """
+
+    store: KvStore
+    bias_KS: Tensor
+    """Additive: 0 where row K sees prefix token S, -inf beyond its prefix length."""
+    ancestors_KA: Tensor | None
+    """Tree rows that row K sees, itself included; padded with -1."""
+
+    @classmethod
+    def build(
+        cls, store: KvStore, prefix_len_K: Tensor, ancestors_KA: Tensor | None, dtype: torch.dtype
+    ) -> TreeRows:
+        """Lay out rows by their prefix lengths (tokens, at least 1 each)."""
+        longest = int(prefix_len_K.max())
+        hidden = torch.arange(longest, device=prefix_len_K.device) >= prefix_len_K[:, None]
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        return cls(store, bias.masked_fill_(hidden, float("-inf")), ancestors_KA)
+
+
+def register_tree_attention() -> None:
+    """Make :data:`ATTENTION_NAME` known to transformers; doing it again changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, tree_attention)
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    tree_rows: TreeRows,
+    **variant: Any,
+) -> tuple[Tensor, None]:
+    """Attend from flattened rows to each row's prefix and to its ancestors.
+
+    Args:
+        module: the attention layer; its ``layer_idx`` picks the layer of the store.
+        query: ``[1, h * g, K, d]`` after rope.
+        key: ``[1, h, K, d]`` after rope, not repeated.
+        value: ``[1, h, K, d]``.
+        attention_mask: always None, because no mask is built for an unknown implementation.
+        scaling: factor on the scores.
+        tree_rows: where the rows are and what they see.
+        variant: what else the model asks of its attention.
+
+    Returns:
+        ``[1, K, h * g, d]`` and None. The rows' keys and values are written to the store.
+
+    Raises:
+        InputError: the model asks for a variant of attention that would change the result.
+    """
+    assert attention_mask is None
+    _require_plain(variant)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    store = tree_rows.store
+    heads, rows, dim = key.shape[1:]
+    query_hgKd = query[0].view(heads, -1, rows, dim) * scaling
+    if tree_rows.ancestors_KA is None:
+        store.write_prefix(layer, key[0], value[0])
+    else:
+        store.write_tree(layer, key[0], value[0])
+    out, lse = prefix_pass(query_hgKd, *store.prefix(layer, tree_rows.bias_KS.shape[1]), tree_rows)
+    if tree_rows.ancestors_KA is not None:
+        own_out, own_lse = ancestor_pass(query_hgKd, tree_rows.ancestors_KA, store, layer)
+        out = merge(out, lse, own_out, own_lse)
+    return out.permute(2, 0, 1, 3).reshape(1, rows, -1, dim), None
+
+
+def prefix_pass(
+    query_hgKd: Tensor, key_hSd: Tensor, value_hSd: Tensor, rows: TreeRows
+) -> tuple[Tensor, Tensor]:
+    """Attention over the committed prefix: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``."""
+    scores = torch.matmul(query_hgKd, key_hSd.transpose(1, 2)[:, None]).float()
+    scores += rows.bias_KS
+    weights, lse = _softmax_lse(scores)
+    return torch.matmul(weights.to(value_hSd.dtype), value_hSd[:, None]), lse
+
+
+def ancestor_pass(
+    query_hgKd: Tensor, ancestors_KA: Tensor, store: KvStore, layer: int
+) -> tuple[Tensor, Tensor]:
+    """Attention over each row's own branch: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``."""
+    keys_KAhd, values_KAhd = store.gather(layer, ancestors_KA.clamp_min(0))
+    query_Khgd = query_hgKd.permute(2, 0, 1, 3)
+    scores = torch.matmul(query_Khgd, keys_KAhd.permute(0, 2, 3, 1)).float()
+    scores.masked_fill_((ancestors_KA < 0)[:, None, None, :], float("-inf"))
+    weights, lse = _softmax_lse(scores)
+    out = torch.matmul(weights.to(values_KAhd.dtype), values_KAhd.transpose(1, 2))
+    return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+
+
+def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> Tensor:
+    """Combine attention over two disjoint sets of keys into attention over both.
+
+    With weights ``exp(lse - logaddexp)`` the two normalised outputs add up to the joint softmax
+    exactly, up to rounding (the merge of flash attention's split keys).
+    """
+    share = torch.sigmoid(lse - other_lse)[..., None].to(out.dtype)
+    return out * share + other_out * (1 - share)
+
+
+def _require_plain(variant: dict[str, Any]) -> None:
+    for name in _VARIANTS:
+        if variant.get(name) is not None:
+            raise InputError(
+                f"draft: tree attention has no {name}, which this model asks for. "
+                "Use a draft with plain attention, such as Qwen2, Llama or OLMo 2."
+            )
+
+
+def _softmax_lse(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over the last dimension, in place, and its log-sum-exp."""
+    top = scores.amax(dim=-1, keepdim=True)
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    return weights.div_(total), (top + total.log())[..., 0]

@@ -1,0 +1,155 @@
+"""The command ``run_gpu``: real models on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from echo_policies.errors import EchoError
+from gpu_backend import package_version
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="run_gpu",
+    help="Run and record draft and target models on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(package_version())
+        raise typer.Exit
+
+
+@app.callback()
+def run_gpu(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Run and record draft and target models on this machine."""
+
+
+@app.command()
+def record(
+    *,
+    target: Annotated[Path, typer.Option(help="Target: a model directory or .gguf file.")],
+    draft: Annotated[Path, typer.Option(help="Draft: a model directory or .gguf file.")],
+    prompts: Annotated[
+        list[Path], typer.Option(help="JSONL file of prompts; repeat it for more data sets.")
+    ],
+    out: Annotated[Path, typer.Option(help="The recording to write.")],
+    costed_as: Annotated[
+        str, typer.Option(help="Catalogue target that the recording is costed as by default.")
+    ] = "llama-3.1-8b",
+    target_name: Annotated[
+        str | None, typer.Option(help="Name of the target; the file's own if unset.")
+    ] = None,
+    draft_name: Annotated[
+        str | None, typer.Option(help="Name of the draft; the file's own if unset.")
+    ] = None,
+    recorded_as: Annotated[str, typer.Option(help="Catalogue name of the pair itself.")] = "",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the recording; --out's if unset.")
+    ] = None,
+    licence: Annotated[str, typer.Option(help="Licence of models and prompts, in words.")] = "",
+    task: Annotated[
+        str | None, typer.Option(help="Data set; each file's name up to its first dot if unset.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Emitted tokens per request, at most.")] = 96,
+    requests_per_set: Annotated[
+        int | None, typer.Option(help="Requests per prompt file, in file order; all if unset.")
+    ] = None,
+    calibration_fraction: Annotated[
+        float, typer.Option(help="Share of each data set kept for calibration.")
+    ] = 0.5,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Pass over prompts longer than this, chat template included.")
+    ] = None,
+    levels: Annotated[int, typer.Option(help="Deepest recorded candidate depth.")] = 10,
+    beam_width: Annotated[int, typer.Option(help="Beam nodes per depth.")] = 10,
+    root_width: Annotated[int, typer.Option(help="Children recorded at the root.")] = 32,
+    top_k: Annotated[int, typer.Option(help="Children recorded at every other node.")] = 10,
+    chain_levels: Annotated[int, typer.Option(help="Levels of greedy chain and path.")] = 20,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    target_batch: Annotated[int, typer.Option(help="Requests the target decodes together.")] = 4,
+    row_chunk: Annotated[
+        int, typer.Option(help="Draft rows per forward; bounds the memory.")
+    ] = 512,
+) -> None:
+    """Record what the draft proposes and the target accepts, at every output position.
+
+    A run that was stopped goes on where it was when the same command is given again.
+    """
+    # transformers' own bars for reading weights would run into ours; read once, at import.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from gpu_backend.assembly import HeaderText
+    from gpu_backend.config import build_config
+    from gpu_backend.progress import ProgressBars
+    from gpu_backend.recording import RecordingJob
+    from gpu_backend.recording import record as run_recording
+
+    with _user_errors("Give the same command again to go on; at most one request was lost."):
+        config = build_config(
+            max_new_tokens=max_new_tokens,
+            requests_per_set=requests_per_set,
+            calibration_fraction=calibration_fraction,
+            max_prompt_tokens=max_prompt_tokens,
+            levels=levels,
+            beam_width=beam_width,
+            root_width=root_width,
+            top_k=top_k,
+            chain_levels=chain_levels,
+            dtype=dtype,
+            target_batch=target_batch,
+            row_chunk=row_chunk,
+        )
+        text = HeaderText(
+            name=name or out.name.removesuffix(".safetensors"),
+            costed_as=costed_as,
+            recorded_as=recorded_as,
+            licence=licence,
+            target_name=target_name,
+            draft_name=draft_name,
+        )
+        job = RecordingJob(target, draft, tuple(prompts), out, config, text, task)
+        with ProgressBars() as bars:
+            trace = run_recording(job, bars.update)
+    typer.echo(f"{out}: {trace.num_requests} requests, {trace.num_positions} positions.")
+
+
+@contextmanager
+def _user_errors(on_interrupt: str) -> Iterator[None]:
+    """Print an error of the user's as one sentence and exit; anything else is a bug of ours."""
+    try:
+        yield
+    except EchoError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    except KeyboardInterrupt:
+        print(f"Stopped. {on_interrupt}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    main()
