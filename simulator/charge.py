@@ -4,7 +4,8 @@
   depths 2 .. levels are draft layers.
 - A layer has a fixed shape, as a captured graph has: every live request's full width is charged,
   whether or not its entries are masked.
-- Verification is charged by R = K + B rows (ragged, not padded to the widest tree).
+- Verification is charged by R = K + B rows (ragged), or, where the engine pads, by B rows for
+  each node of the widest tree and for the root.
 - Staged mode pays a sync per check and saves the layers behind the last one; masked mode pays for
   every planned level and for no check.
 """
@@ -28,7 +29,7 @@ class StepLoad:
     behind_tokens: int
     """Tokens that the draft model must read before it can draft."""
     verified: int
-    """Candidate nodes of the batch, K."""
+    """Candidate nodes that the verify forward runs: K, or more where trees are padded."""
 
 
 def charge(cost: CostModel, decision: Decision, load: StepLoad) -> StepTimes:

@@ -82,6 +82,13 @@ def simulate(
     unrevealed: Annotated[
         str | None, typer.Option(help="lower, upper, or both (default): unknown children.")
     ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="The draft's config.json, beside a --target of that kind.")
+    ] = None,
+    ep: Annotated[int | None, typer.Option(help="Ranks that experts are spread over [1].")] = None,
+    verify: Annotated[
+        str | None, typer.Option(help="ragged (default) or padded to the widest tree.")
+    ] = None,
     pure_roofline: Annotated[
         bool, typer.Option("--pure-roofline", help="Textbook roofline: no floors, no host terms.")
     ] = False,
@@ -122,6 +129,9 @@ def simulate(
         "target": target,
         "hardware": hardware,
         "tp": tp,
+        "draft": draft,
+        "ep": ep,
+        "verify": verify,
         "engine": engine,
         "dtype": dtype,
         "costs": costs,
@@ -168,7 +178,7 @@ def _compare(
 @app.command()
 def policies() -> None:
     """List policies: presets and installed ones, with their hyperparameters."""
-    from simulator.output import print_policies
+    from simulator.listings import print_policies
 
     print_policies()
 
@@ -189,7 +199,8 @@ def calibrate(
 ) -> None:
     """Fit gates on the calibration requests: AUC per depth, gated depths, thresholds."""
     from simulator.calibration import calibrate as fit
-    from simulator.output import check_writable, print_calibration, use_one_thread, write_text
+    from simulator.listings import print_calibration
+    from simulator.output import check_writable, use_one_thread, write_text
 
     use_one_thread()
     check_writable([out] if out is not None else [])
@@ -228,7 +239,7 @@ def check_policy(
 @traces_app.command("list")
 def traces_list() -> None:
     """List the bundled traces."""
-    from simulator.output import print_traces
+    from simulator.listings import print_traces
 
     print_traces()
 
@@ -236,7 +247,7 @@ def traces_list() -> None:
 @traces_app.command("info")
 def traces_info(trace: Trace) -> None:
     """Describe a trace: provenance, models, data sets, acceptance, calibration error."""
-    from simulator.output import print_card
+    from simulator.listings import print_card
     from traces.library import open_trace
 
     print_card(open_trace(trace))

@@ -33,10 +33,15 @@ class SimulationConfig(BaseModel):
     )
     task: str | None = Field(None, description="only requests of this data set")
     target: str | None = Field(
-        None, description="what the acceptance is costed as; 'recorded' is the recorded pair"
+        None,
+        description="what the acceptance is costed as: a catalogue name, a config.json, 'recorded'",
+    )
+    draft: str | None = Field(
+        None, description="the draft's config.json, where the target is given by one"
     )
     hardware: str | None = Field(None, description="a100, h100, h200 or cpu")
     tp: int | None = Field(None, ge=1, description="tensor-parallel degree: 1, 2, 4 or 8")
+    ep: int = Field(1, ge=1, description="ranks that a mixture's experts are spread over")
     pure_roofline: bool = Field(
         default=False, description="textbook roofline: no floors, no host terms"
     )
@@ -64,6 +69,9 @@ class SimulationConfig(BaseModel):
     cap_all: bool = Field(default=False, description="clamp every policy to k_max")
     mode: Literal["staged", "masked"] = Field(
         "staged", description="staged saves draft layers at checks; masked drafts every level"
+    )
+    verify: Literal["ragged", "padded"] = Field(
+        "ragged", description="verify forward over the sum of all trees, or B times the widest"
     )
     arrivals: Literal["closed", "poisson"] = Field(
         "closed", description="replace a finished request at once, or let requests arrive"

@@ -42,6 +42,8 @@ class EngineOptions:
     """Tokens of context charged per request; None charges prompt and output so far."""
     measured_requests: int
     """Requests to finish after warm-up."""
+    pads_verify: bool
+    """Verification is charged as if every tree were as large as the batch's largest."""
     drafts: bool
     """Whether the policy ever drafts, so that the draft model reads prompts too."""
 
@@ -207,7 +209,11 @@ class Engine:
             live=live,
             kv_tokens=live * context if context else int(batch.context_B.sum()),
             behind_tokens=int(batch.behind_B.sum()),
-            verified=int(decision.verified_B.sum()),
+            verified=(
+                live * int(decision.verified_B.max())
+                if options.pads_verify
+                else int(decision.verified_B.sum())
+            ),
         )
         return decision, accepted_B, charge(self._cost, decision, load)
 

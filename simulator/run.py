@@ -152,6 +152,7 @@ class SimulationRun:
                 k_max=self.k_max,
                 context=config.context,
                 measured_requests=self.measured_requests,
+                pads_verify=config.verify == "padded",
                 drafts=widest_plan(self.policy).levels > 0,
             ),
             stream=request_cycle(self.served, streams[ORDER]),

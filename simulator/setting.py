@@ -15,6 +15,7 @@ from simulator.config import SimulationConfig
 from simulator.cost import CostModel, build_cost_model
 from simulator.cost.constants import load, shipped_file
 from simulator.cost.draws import draw_parameters
+from simulator.cost.pairs import resolve_pair
 from simulator.cost.parameters import CostParameters
 from traces.calibrate import calibration_samples
 from traces.library import open_trace
@@ -153,13 +154,14 @@ def _cost(
     tp = config.tp if config.tp is not None else (header.costing.tp if is_default else 1)
     given = load(config.costs).parameters if config.costs is not None else None
     cost = build_cost_model(
-        target,
+        resolve_pair(target, config.draft),
         hardware,
         tp,
         pure_roofline=config.pure_roofline,
         check_s=config.check_ms / 1e3,
         engine=config.engine,
         dtype=config.dtype,
+        ep=config.ep,
         parameters=drawn or given,
     )
     # A synthetic trace stands for the target that it is costed as by default.

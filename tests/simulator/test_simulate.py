@@ -303,3 +303,41 @@ def test_a_split_that_is_missing_is_said(trace, tmp_path, split, words):
         simulator.simulate(
             ECHO, trace=str(tmp_path / "one.safetensors"), batch_sizes=(2,), **COSTED
         )
+
+
+def test_padded_verification_is_charged_by_the_widest_tree(trace_file):
+    ragged, padded = (
+        records_of(trace_file, f"{ECHO},w_topk=1", k_max=7, verify=verify)
+        for verify in ("ragged", "padded")
+    )
+    assert np.array_equal(ragged.verified_SB, padded.verified_SB)
+    verify_s = [run.times_SX[:, 3] for run in (ragged, padded)]
+    uneven = ragged.verified_SB.max(axis=1) > ragged.verified_SB.min(axis=1)
+    assert uneven.any()
+    assert (verify_s[1] >= verify_s[0]).all()
+    assert (verify_s[1] > verify_s[0])[uneven].any()
+    assert np.array_equal(verify_s[1][~uneven], verify_s[0][~uneven])
+
+
+def test_a_config_json_is_a_target(trace_file, tmp_path):
+    """LLaMA-3.1-8B's own numbers give the catalogue's costs."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    named, given = (
+        simulator.simulate("autoregressive", trace=str(trace_file), batch_sizes=(2,), target=target)
+        for target in ("llama-3.1-8b", str(tmp_path / "config.json"))
+    )
+    rates = [run.batches[0].rows[0].summary.tokens_per_s for run in (named, given)]
+    assert rates[0] == rates[1]
+    with pytest.raises(InputError, match=r"draft goes with a config\.json"):
+        simulator.simulate("chain", trace=str(trace_file), draft="x.json", **COSTED)
