@@ -175,7 +175,7 @@ def notes(batch: BatchResult) -> Iterator[str]:
             yield f"{row.policy}: ! clamped to k_max in {row.summary.clamped_share:.0%} of steps"
         if row.cost_tokens_per_s is not None:
             low, high = (number(rate, 0, separator=True) for rate in row.cost_tokens_per_s)
-            yield f"{row.policy}: {low} to {high} tok/s under drawn cost constants (95 %)"
+            yield f"{row.policy}: {low} to {high} tok/s under drawn cost constants"
     for flip in batch.order_flips:
         yield (
             f"! {flip.faster} over {flip.slower}: the order flips in {flip.share:.0%} of the drawn "
