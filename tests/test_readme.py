@@ -1,4 +1,4 @@
-"""README's commands and files, executed as they are printed."""
+"""Commands and files of README and of the guide to policies, executed as they are printed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "policies.md").read_text()
 BLOCK = re.compile(
     r"(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL
 )
-BLOCKS = [match.groupdict() for match in BLOCK.finditer(README)]
+BLOCKS = [match.groupdict() for text in (README, GUIDE) for match in BLOCK.finditer(text)]
 
 
 def commands() -> list[str]:
