@@ -6,7 +6,7 @@ N candidates of a whole forest. The root (last committed token) has depth 0.
 One step of an engine, run by :mod:`echo_policies.session`::
 
     plan, state = scheduler.begin(ctx, memory)
-    layer = drafter.begin(ctx, plan)                       depth 1
+    layer = drafter.begin(plan, drafting_B)                depth 1
     for d in 1 .. plan.levels:
         passed_B = gate.evaluate(layer)                    only at the gate's checkpoints
         state, frontier = scheduler.extend(state, layer, passed_B)

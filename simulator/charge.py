@@ -32,6 +32,23 @@ class StepLoad:
     """Candidate nodes that the verify forward runs: K, or more where trees are padded."""
 
 
+@dataclass(frozen=True, slots=True)
+class PresentCosts:
+    """What a policy may know of costs at the present batch and context (a CostView)."""
+
+    cost: CostModel
+    live: int
+    kv_tokens: int
+
+    def verify_s(self, rows: int) -> float:
+        """Seconds of a verify forward over ``rows`` tokens."""
+        return self.cost.verify_s(rows, self.live, self.kv_tokens)
+
+    def draft_layer_s(self, rows: int) -> float:
+        """Seconds of one draft layer over ``rows`` frontier nodes."""
+        return self.cost.draft_layer_s(rows, self.live, self.kv_tokens)
+
+
 def charge(cost: CostModel, decision: Decision, load: StepLoad) -> StepTimes:
     """Return the seconds of a step, by part."""
     verify_s = cost.verify_s(load.verified + load.live, load.live, load.kv_tokens)

@@ -198,7 +198,7 @@ def calibrate(
     out: Annotated[Path | None, typer.Option(help="Write the calibration to this file.")] = None,
 ) -> None:
     """Fit gates on the calibration requests: AUC per depth, gated depths, thresholds."""
-    from simulator.calibration import calibrate as fit
+    from simulator.fitting import calibrate as fit
     from simulator.listings import print_calibration
     from simulator.output import check_writable, use_one_thread, write_text
 

@@ -19,9 +19,9 @@ import torch
 
 from echo_policies.api import Feedback, State, StepContext
 from echo_policies.errors import InputError
-from echo_policies.session import Decision, Session
+from echo_policies.session import Decision, Session, Verifier
 from simulator.batch import Batch, RequestTable
-from simulator.charge import StepLoad, charge
+from simulator.charge import PresentCosts, StepLoad, charge
 from simulator.cost import CostModel
 from traces.records import IDLE, RequestRecord, RunLog, RunRecords, StepTimes
 from traces.replay import RecordedDrafter, RecordedVerifier
@@ -91,7 +91,7 @@ class Engine:
         """
         self._session = session
         self._drafter = drafter
-        self._verifier = RecordedVerifier(drafter)
+        self._verifier: Verifier = RecordedVerifier(drafter)
         self._cost = cost
         self._table = table
         self._options = options
@@ -191,6 +191,8 @@ class Engine:
 
     def _step(self, step: int, memory: State) -> tuple[Decision, torch.Tensor, StepTimes]:
         batch, options = self._batch, self._options
+        live, context = batch.num_live, options.context
+        kv_tokens = live * context if context else int(batch.context_B.sum())
         ctx = StepContext(
             k_max=options.k_max,
             step=step,
@@ -198,16 +200,15 @@ class Engine:
             remaining_B=batch.allowed_t,
             arrival_B=batch.arrival_t,
             level_limit=batch.level_limit,
-            num_live=batch.num_live,
+            num_live=live,
+            costs=PresentCosts(self._cost, live, kv_tokens),
         )
         self._drafter.seek(batch.position_t)
         decision = self._session.decide(ctx, memory)
         accepted_B = self._verifier.verify(decision.forest, decision.keep_BN)
-        live = batch.num_live
-        context = options.context
         load = StepLoad(
             live=live,
-            kv_tokens=live * context if context else int(batch.context_B.sum()),
+            kv_tokens=kv_tokens,
             behind_tokens=int(batch.behind_B.sum()),
             verified=(
                 live * int(decision.verified_B.max())

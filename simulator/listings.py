@@ -8,7 +8,7 @@ from echo_policies.presets import PRESETS
 from echo_policies.registry import available, parse
 from simulator.calibration import Calibration
 from simulator.output import console, provenance
-from traces.card import describe
+from traces.card import TraceCard, describe
 from traces.library import available as bundled_traces
 from traces.schema import Trace
 from traces.store import load
@@ -66,7 +66,7 @@ def print_card(trace: Trace) -> None:
     ]
     for line in lines:
         out.print(line, soft_wrap=True, markup=False)
-    out.print(_acceptance_table(trace))
+    out.print(_acceptance_table(card))
     for walk in card.walks:
         out.print(
             f"chain of {walk.levels}: acceptance length {walk.acceptance_length:.3f} over "
@@ -79,10 +79,9 @@ def print_card(trace: Trace) -> None:
     )
 
 
-def _acceptance_table(trace: Trace) -> Table:
-    card = describe(trace)
+def _acceptance_table(card: TraceCard) -> Table:
     table = Table(title="greedy chain accepted up to level", title_justify="left", pad_edge=False)
-    levels = min(8, trace.header.levels)
+    levels = min(8, len(card.acceptance.by_level))
     for name in ("data set", "calibration", "evaluation", *map(str, range(1, levels + 1))):
         table.add_column(name, justify="left" if name == "data set" else "right")
     rows = {"all": card.acceptance, **card.acceptance_by_task}

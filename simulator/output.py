@@ -131,9 +131,14 @@ def unrevealed(result: Result) -> str:
     rate, policy, batch_size = max(rates)
     if rate == 0:
         return "exact: the recording knows the children of every node that was expanded"
+    shown = {
+        "lower": "shown without children",
+        "upper": "shown with the target path",
+        "both": "shown without children, the bracket is below each table",
+    }
     return (
         f"up to {100 * rate:.2f} % of expanded nodes unrevealed ({policy} at batch {batch_size}); "
-        "shown without children, the bracket is below each table"
+        f"{shown[result.config.unrevealed]}"
     )
 
 
@@ -187,7 +192,7 @@ def notes(batch: BatchResult) -> Iterator[str]:
         if "w_topk" in row.parameters
     ]
     if chosen:
-        yield "on calibration requests: " + ", ".join(chosen)
+        yield "nodes admitted per layer: " + ", ".join(chosen)
 
 
 def twins(batch: BatchResult) -> Iterator[str]:
@@ -196,9 +201,9 @@ def twins(batch: BatchResult) -> Iterator[str]:
     for row in batch.rows:
         if not row.parameters.get("taus"):
             continue
-        key = repr({k: v for k, v in row.parameters.items() if k not in {"gate_set", "threshold"}})
-        if row.parameters["threshold"] == "normalized":
-            key += "normalized"
+        # How depths and thresholds were found does not matter, only what they are and are of.
+        is_normalized = row.parameters["threshold"] == "normalized"
+        key = repr({**row.parameters, "gate_set": None, "threshold": is_normalized})
         if key in seen:
             yield f"{row.policy}: the same depths and thresholds as {seen[key]} on this recording"
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -111,6 +112,7 @@ class Result(_Frozen):
     def _lines(self, batch: BatchResult) -> list[dict[str, Any]]:
         lines = []
         for row in batch.rows:
+            cost_low, cost_high = row.cost_tokens_per_s or (None, None)
             parts = [("all", row.summary, row.speedup)]
             parts += [(part.task, part.summary, part.speedup) for part in row.tasks]
             for task, summary, speedup in parts:
@@ -135,6 +137,11 @@ class Result(_Frozen):
                         "speedup_high": speedup.high,
                         "is_steady": row.steadiness.is_steady,
                         "upper_tokens_per_s": row.upper_tokens_per_s,
+                        "cost_low_tokens_per_s": cost_low,
+                        "cost_high_tokens_per_s": cost_high,
+                        "parameters": json.dumps(row.parameters, sort_keys=True),
+                        "config": self.config.model_dump_json(),
+                        "versions": json.dumps(self.versions, sort_keys=True),
                         **figures,
                         **{f"share_{name}": share for name, share in split.items()},
                     }

@@ -15,19 +15,15 @@ from echo_policies.errors import InputError
 from echo_policies.presets import autoregressive
 from echo_policies.registry import parse_list
 from echo_policies.session import open_session, widest_plan
-from simulator.calibration import load_calibration
 from simulator.config import SimulationConfig, make_config
 from simulator.engine import Engine, EngineOptions
 from simulator.results import BatchResult, OrderFlip, Result, Row, TaskRow
 from simulator.setting import Setting, drawn_costs, make_setting, versions
-from simulator.workload import poisson_gaps, request_cycle
+from simulator.workload import Stream, poisson_gaps, request_cycle
 from traces.metrics import summarise
 from traces.records import RunRecords
 from traces.replay import RecordedDrafter
 from traces.stats import speedup_interval, steadiness
-
-ORDER, START, ARRIVE, RESAMPLE = range(4)
-"""One random stream per concern, so that changing one leaves the others alone."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what runs, requests finished and requests to finish."""
@@ -88,8 +84,14 @@ def _policies(given: Sequence[str | Policy]) -> list[Policy]:
     chosen: list[Policy] = []
     for entry in given:
         chosen.extend([entry] if isinstance(entry, Policy) else parse_list([entry]))
-    plain = autoregressive()
-    return [plain, *(policy for policy in chosen if policy.name != plain.name)]
+    named = {policy.name: policy for policy in (autoregressive(), *chosen)}
+    for policy in chosen:
+        if policy != named[policy.name]:
+            raise InputError(
+                f"Policies must have names of their own; two different ones are called "
+                f"{policy.name!r}. Give one of them another name."
+            )
+    return list(named.values())
 
 
 def calibrated(setting: Setting, policy: Policy, batch_size: int, k_max: int) -> Policy:
@@ -100,8 +102,8 @@ def calibrated(setting: Setting, policy: Policy, batch_size: int, k_max: int) ->
     """
     if policy.is_calibrated:
         return policy
-    if setting.config.calibration is not None:
-        return load_calibration(setting.config.calibration).apply(policy, batch_size)
+    if setting.fitted is not None:
+        return setting.fitted.apply(policy, batch_size)
     if setting.samples is None:
         raise InputError(
             f"Policy {policy.name!r} must be calibrated, but trace "
@@ -141,7 +143,6 @@ class SimulationRun:
         session = open_session(
             self.policy, drafter, is_staged=config.mode == "staged", caps_all=config.cap_all
         )
-        streams = [np.random.default_rng([config.seed, concern]) for concern in range(3)]
         return Engine(
             session=session,
             drafter=drafter,
@@ -155,9 +156,13 @@ class SimulationRun:
                 pads_verify=config.verify == "padded",
                 drafts=widest_plan(self.policy).levels > 0,
             ),
-            stream=request_cycle(self.served, streams[ORDER]),
-            rng=streams[START],
-            gaps=poisson_gaps(config.rate, streams[ARRIVE]) if config.rate is not None else None,
+            stream=request_cycle(self.served, Stream.ORDER.rng(config.seed)),
+            rng=Stream.START.rng(config.seed),
+            gaps=(
+                poisson_gaps(config.rate, Stream.ARRIVE.rng(config.seed))
+                if config.rate is not None
+                else None
+            ),
             on_request=self.on_request,
         ).run()
 
@@ -196,14 +201,14 @@ def _run_batch(
         fitted = calibrated(setting, policy, batch_size, k_max)
         done = _counter(f"{policy.name} at batch {batch_size}", requests, progress)
         run = simulation_run(setting, fitted, batch_size, k_max, done)
-        runs.append(replace(run, on_request=None))
+        again = replace(run, on_request=None)
+        runs.append(again)
         bracket = setting.config.unrevealed
         records = run.records("upper" if bracket == "upper" else "lower")
         plain = plain or records
         upper = None
         if bracket == "both" and records.unrevealed_SB.any():
-            shown = replace(run, on_request=None).records("upper")
-            upper = summarise(shown).tokens_per_s
+            upper = summarise(again.records("upper")).tokens_per_s
         rows.append(_row(setting, fitted, records, plain, upper=upper))
     result = BatchResult(batch_size=batch_size, k_max=k_max, k_max_rule=rule, rows=tuple(rows))
     return _with_cost_draws(setting, result, runs) if setting.config.cost_interval else result
@@ -260,12 +265,11 @@ def _row(
     upper: float | None,
 ) -> Row:
     sources = [info.source for info in setting.trace.header.requests]
-    seed = setting.config.seed
     return Row(
         policy=fitted.name,
         parameters=dict(fitted.parameters()),
         summary=summarise(records),
-        speedup=speedup_interval(records, plain, sources, np.random.default_rng([seed, RESAMPLE])),
+        speedup=speedup_interval(records, plain, sources, Stream.RESAMPLE.rng(setting.config.seed)),
         steadiness=steadiness(records),
         upper_tokens_per_s=upper,
         tasks=_task_rows(setting, records, plain) if setting.config.by_task else (),
@@ -286,7 +290,7 @@ def _task_rows(setting: Setting, records: RunRecords, plain: RunRecords) -> tupl
                     records,
                     plain,
                     [info.source for info in infos],
-                    np.random.default_rng([setting.config.seed, RESAMPLE]),
+                    Stream.RESAMPLE.rng(setting.config.seed),
                     np.flatnonzero(of_task),
                 ),
             )

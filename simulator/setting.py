@@ -11,19 +11,19 @@ import numpy as np
 from echo_policies.calibration import CalibrationSamples
 from echo_policies.errors import InputError, UnknownNameError
 from simulator.batch import RequestTable
+from simulator.calibration import Calibration, load_calibration
 from simulator.config import SimulationConfig
 from simulator.cost import CostModel, build_cost_model
 from simulator.cost.constants import load, shipped_file
 from simulator.cost.draws import draw_parameters
 from simulator.cost.pairs import resolve_pair
 from simulator.cost.parameters import CostParameters
+from simulator.workload import Stream
 from traces.calibrate import calibration_samples
 from traces.library import open_trace
 from traces.replay import ReplayTables, replay_tables
 from traces.schema import Trace
 
-COSTS = 4
-"""Random stream of drawn cost constants; 0 to 3 belong to `simulator.run`."""
 RECORDED = "recorded"
 """``--target`` that costs the recorded pair itself."""
 
@@ -40,6 +40,8 @@ class Setting:
     calibration: tuple[int, ...]
     samples: CalibrationSamples | None
     """None where the trace has no calibration requests."""
+    fitted: Calibration | None
+    """The calibration file, where one was given."""
     cost: CostModel
     is_what_if: bool
 
@@ -87,6 +89,7 @@ def make_setting(config: SimulationConfig) -> Setting:
         evaluated=evaluated,
         calibration=calibration,
         samples=calibration_samples(trace, calibration) if calibration else None,
+        fitted=load_calibration(config.calibration) if config.calibration is not None else None,
         cost=cost,
         is_what_if=is_what_if,
     )
@@ -130,7 +133,7 @@ def drawn_costs(setting: Setting) -> list[CostModel]:
     """
     config = setting.config
     content = load(config.costs) if config.costs is not None else shipped_file()
-    rng = np.random.default_rng([config.seed, COSTS])
+    rng = Stream.COSTS.rng(config.seed)
     return [
         _cost(setting.trace, config, parameters)[0]
         for parameters in draw_parameters(content, config.cost_interval, rng)

@@ -6,8 +6,23 @@ Whole requests are drawn, never positions: every cycle serves each request once,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 
 import numpy as np
+
+
+class Stream(IntEnum):
+    """One random stream per concern, so that changing one leaves the others alone."""
+
+    ORDER = 0
+    START = 1
+    ARRIVE = 2
+    RESAMPLE = 3
+    COSTS = 4
+
+    def rng(self, seed: int) -> np.random.Generator:
+        """Return the generator of this concern for a run's seed."""
+        return np.random.default_rng([seed, int(self)])
 
 
 def request_cycle(requests: Sequence[int], rng: np.random.Generator) -> Iterator[int]:

@@ -90,7 +90,8 @@ def summarise(records: RunRecords, keep_SB: npt.NDArray[np.bool_] | None = None)
     drafting = depth > 0
     mat_drafting = _mean(emitted[drafting])
     mean_depth = _mean(depth[drafting])
-    served = [r for r in records.requests if keep_SB is None or r.recorded in set(request.tolist())]
+    kept = set(request.tolist())
+    served = [r for r in records.requests if keep_SB is None or r.recorded in kept]
     tpot = np.array([r.tpot_s for r in served]) * 1e3
     ttft = np.array([r.ttft_s for r in served]) * 1e3
     k_S = (records.verified_SB * live_SB).sum(axis=1)

@@ -39,7 +39,6 @@ SOURCE_MARK: Final = "#"
 """A synthetic question id is the recorded task and id it is drawn from, this mark and a number."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
 
 
 class _Frozen(BaseModel):

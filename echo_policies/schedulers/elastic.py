@@ -107,7 +107,11 @@ class Elastic(Scheduler):
         if ctx.tokens_per_second is None or ctx.k_max == 0:
             return options[0]
         rate = ctx.tokens_per_second
-        return max(options, key=lambda o: rate(Policy(name="echo", gate=gate, scheduler=o)))
+
+        def rated(option: Elastic) -> float:
+            return rate(Policy(name=f"w_topk={option.w_topk}", gate=gate, scheduler=option))
+
+        return max(options, key=rated)
 
     def begin(self, ctx: StepContext, memory: State) -> tuple[DraftPlan, State]:
         """Start with the whole budget and every request active."""

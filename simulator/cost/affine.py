@@ -14,8 +14,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 from echo_policies.errors import InputError
-from simulator.cost.fallback import KNEE_ROWS_LIMIT, FallbackCosts, check_fallback, check_knee
+from simulator.cost.fallback import FallbackCosts, check_fallback, check_knee
 from simulator.cost.protocol import StepCosts
+from simulator.cost.step import KNEE_ROWS_LIMIT
 from simulator.cost.step_group import StepGroup
 from simulator.cost.step_rows import StepRow
 

@@ -14,8 +14,6 @@ from simulator.cost.memory import MemoryNeed
 from simulator.cost.protocol import StepCosts
 from simulator.cost.step_group import StepGroup, check_scale
 
-KNEE_ROWS_LIMIT: Final = 8192
-"""Rows beyond which the knee is not searched, as in the computed model."""
 FROM_FALLBACK: Final = (
     "draft_extend_s",
     "draft_layer_s",

@@ -12,9 +12,10 @@ from statistics import median
 from typing import Final
 
 from echo_policies.errors import InputError
-from simulator.cost.fallback import KNEE_ROWS_LIMIT, FallbackCosts, check_fallback, check_knee
+from simulator.cost.fallback import FallbackCosts, check_fallback, check_knee
 from simulator.cost.interpolate import LinearTable, build_table
 from simulator.cost.protocol import StepCosts
+from simulator.cost.step import KNEE_ROWS_LIMIT
 from simulator.cost.step_group import StepGroup
 from simulator.cost.step_rows import StepRow
 

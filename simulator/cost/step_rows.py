@@ -6,14 +6,13 @@ Columns are those of ``step_times_dev.csv`` (data README), or the least a table 
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from echo_policies.errors import InputError
+from simulator.cost.csv_cells import Cells, number, read_cells, text
 
 SHORTEST_STEP_MS: Final = 0.1
 """A third of the host's part alone (hardware.md section 4.5): a shorter step is in seconds."""
@@ -63,22 +62,15 @@ def read_step_rows(path: str | Path) -> tuple[StepRow, ...]:
         InputError: no such file, a column that is missing, a cell that is no number or out of
             range, or times that are not in milliseconds; names the line.
     """
-    path = Path(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = _find_columns(path, reader.fieldnames or ())
-            rows = tuple(_row(path, reader.line_num, cells, columns) for cells in reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"{path} must be a CSV file of step times; reading failed: {error}."
-        ) from None
-    if not rows:
-        raise InputError(f"{path} must hold at least one row below its header; it has none.")
-    return rows
+    columns: dict[str, str] = {}
+
+    def check_header(header: Sequence[str]) -> None:
+        columns.update(_find_columns(path, header))
+
+    return tuple(_row(*entry, columns) for entry in read_cells(path, check_header))
 
 
-def _find_columns(path: Path, header: Sequence[str]) -> dict[str, str]:
+def _find_columns(path: str | Path, header: Sequence[str]) -> dict[str, str]:
     found = {}
     for field, names in _COLUMNS.items():
         present = [name for name in names if name in header]
@@ -92,43 +84,23 @@ def _find_columns(path: Path, header: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _row(
-    path: Path, line: int, cells: Mapping[str, str | None], columns: Mapping[str, str]
-) -> StepRow:
-    where = f"{path}, line {line}"
+def _row(where: str, line: int, cells: Cells, columns: Mapping[str, str]) -> StepRow:
     least = {"tp": 1.0, "batch": 1.0, "context": 0.0, "tokens": 1.0, "ms": 0.0}
-    number = {key: _number(where, columns[key], cells, low) for key, low in least.items()}
-    _check_unit(where, columns["ms"], number["ms"])
+    value = {key: number(where, cells, columns[key], low) for key, low in least.items()}
+    _check_unit(where, columns["ms"], value["ms"])
     for key in ("tp", "batch"):
-        if not number[key].is_integer():
-            raise InputError(f"{where}: {key} must be a whole number; got {number[key]:g}.")
-    text = {
-        key: (cells.get(key) or "").strip()
-        for key in ("model", "engine", "gpu", "dtype", "moe_ep", "kind", "flag")
-    }
+        if not value[key].is_integer():
+            raise InputError(f"{where}: {key} must be a whole number; got {value[key]:g}.")
+    names = ("model", "engine", "gpu", "dtype", "moe_ep", "kind", "flag")
     return StepRow(
         line=line,
-        tp=int(number["tp"]),
-        batch=int(number["batch"]),
-        context=number["context"],
-        tokens=number["tokens"],
-        ms=number["ms"],
-        **text,
+        tp=int(value["tp"]),
+        batch=int(value["batch"]),
+        context=value["context"],
+        tokens=value["tokens"],
+        ms=value["ms"],
+        **{name: text(cells, name) for name in names},
     )
-
-
-def _number(where: str, column: str, cells: Mapping[str, str | None], least: float) -> float:
-    text = cells.get(column)
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= least):
-        raise InputError(
-            f"{where}: {column} must be a number of at least {least:g}, with a decimal point; got "
-            f"{text!r}."
-        )
-    return value
 
 
 def _check_unit(where: str, column: str, value_ms: float) -> None:

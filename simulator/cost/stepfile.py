@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from echo_policies.errors import InputError, UnknownNameError
+from simulator.cost.csv_cells import Cells, number, read_cells, text
 
 KINDS: Final = ("decode_step", "serving_tpot", "spec_cycle")
 REQUIRED: Final = ("model", "tp", "batch", "context", "measured_ms", "gpu", "engine", "kind")
-COUNTS: Final = ("steps", "topk", "isl", "osl", "moe_ep", "tokens_per_request")
 LEAST_PLAUSIBLE_MS: Final = 0.2
 """No engine of the model takes less for a step; a median below means that seconds were given."""
 MOST_PLAUSIBLE_MS: Final = 20_000.0
@@ -73,16 +71,9 @@ def read_steps(path: Path, known_engines: Iterable[str]) -> list[MeasuredStep]:
             in milliseconds.
         UnknownNameError: a kind or engine that does not exist.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            _check_columns(path, reader.fieldnames or ())
-            engines = tuple(known_engines)
-            steps = [_step(path, reader.line_num, row, engines) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} must be a CSV of measured steps: {error}.") from None
-    if not steps:
-        raise InputError(f"{path} must hold at least one measured step; it holds none.")
+    engines = tuple(known_engines)
+    entries = read_cells(path, lambda header: _check_columns(path, header))
+    steps = [_step(where, line, cells, engines) for where, line, cells in entries]
     _check_unit(path, steps)
     return steps
 
@@ -107,54 +98,39 @@ def _check_unit(path: Path, steps: list[MeasuredStep]) -> None:
     )
 
 
-def _step(
-    path: Path, line: int, row: Mapping[str, str | None], engines: tuple[str, ...]
-) -> MeasuredStep:
-    def number(column: str, default: float | None = None) -> float:
-        text = (row.get(column) or "").strip()
-        if not text and default is not None:
-            return default
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value >= 0.0):
-            raise InputError(
-                f"{path}, line {line}: {column} must be a number, at least 0; got {text!r}."
-            )
-        return value
+def _step(where: str, line: int, cells: Cells, engines: tuple[str, ...]) -> MeasuredStep:
+    def count(column: str, least: int = 0) -> int:
+        return max(least, int(number(where, cells, column, 0.0, 0.0)))
 
-    def text(column: str, default: str = "") -> str:
-        return (row.get(column) or default).strip()
-
-    kind = text("kind")
+    kind = text(cells, "kind")
     if kind not in KINDS:
-        raise UnknownNameError(f"kind of step ({path}, line {line})", kind, KINDS)
-    if number("measured_ms") == 0.0 or number("batch") < 1 or number("tp") < 1:
-        raise InputError(f"{path}, line {line}: measured_ms, batch and tp must exceed 0.")
-    counts = {name: int(number(name, 0.0)) for name in COUNTS}
-    ep = max(1, counts.pop("moe_ep"))
-    counts["topk"] = max(1, counts["topk"])
-    counts["tokens_per_request"] = max(1, counts["tokens_per_request"])
+        raise UnknownNameError(f"kind of step ({where})", kind, KINDS)
+    gpu = text(cells, "gpu").split(maxsplit=1)
     step = MeasuredStep(
         line=line,
-        model=text("model"),
-        hardware=text("gpu").split()[0].lower() if text("gpu") else "",
-        tp=int(number("tp")),
-        ep=ep,
-        dtype=text("dtype", "bf16") or "bf16",
-        engine=_engine(text("engine"), engines),
+        model=text(cells, "model"),
+        hardware=gpu[0].lower() if gpu else "",
+        tp=int(number(where, cells, "tp", 1.0)),
+        ep=count("moe_ep", least=1),
+        dtype=text(cells, "dtype", "bf16"),
+        engine=_engine(text(cells, "engine"), engines),
         kind=kind,
-        batch=int(number("batch")),
-        context=int(number("context")),
-        measured_ms=number("measured_ms"),
-        flag=text("flag"),
-        **counts,
+        batch=int(number(where, cells, "batch", 1.0)),
+        context=int(number(where, cells, "context", 0.0)),
+        measured_ms=number(where, cells, "measured_ms", 0.0),
+        tokens_per_request=count("tokens_per_request", least=1),
+        steps=count("steps"),
+        topk=count("topk", least=1),
+        isl=count("isl"),
+        osl=count("osl"),
+        flag=text(cells, "flag"),
     )
+    if step.measured_ms == 0.0:
+        raise InputError(f"{where}: measured_ms must exceed 0.")
     if kind == "serving_tpot" and (step.isl < 1 or step.osl < 1):
-        raise InputError(f"{path}, line {line}: serving_tpot needs isl and osl, at least 1.")
+        raise InputError(f"{where}: serving_tpot needs isl and osl, at least 1.")
     if kind == "spec_cycle" and step.steps < 1:
-        raise InputError(f"{path}, line {line}: spec_cycle needs steps, at least 1.")
+        raise InputError(f"{where}: spec_cycle needs steps, at least 1.")
     return step
 
 

@@ -24,6 +24,7 @@ from traces.schema import ModelInfo
 from traces.validate import validate
 
 EMITTED = 14
+UNLIMITED = 10**6
 POLICIES = [
     "chain:levels=7",
     "static:tree=0/1/2/00/01/10/000/0000/00000",
@@ -70,7 +71,7 @@ def drafted(policy, drafter, verifier, k_max):
 
 
 @pytest.mark.parametrize("spec", POLICIES)
-@pytest.mark.parametrize("k_max", [5, 40, 10**6])
+@pytest.mark.parametrize("k_max", [5, 40, UNLIMITED])
 def test_live_equals_replay(recording, spec, k_max):
     trace, draft, output = recording
     policy = parse(spec)
@@ -83,13 +84,14 @@ def test_live_equals_replay(recording, spec, k_max):
     there, accepted_there = drafted(policy, live, TextVerifier(live), k_max)
     played = RecordedDrafter(replay_tables(trace))
     here, accepted_here = drafted(policy, played, RecordedVerifier(played), k_max)
-    if bool(played.unrevealed_B.any()):
-        # Replay lacks children there, so the budget goes elsewhere: only acceptance is bounded.
-        assert policy.scheduler.uses_gate
-        assert "w_topk=1" not in spec
-        return
-    assert torch.equal(there.keep_BN, here.keep_BN)
-    assert torch.equal(accepted_there, accepted_here)
+    known_B = played.unrevealed_B == 0
+    assert known_B.all() or "w_topk=3" in spec or "w_topk=2" in spec
+    if k_max < UNLIMITED and not known_B.all():
+        pytest.skip("an unrevealed node moves budget between requests, so plans may differ")
+    # Without a common budget a request's plan depends on that request alone.
+    assert torch.equal(there.keep_BN[known_B], here.keep_BN[known_B])
+    assert torch.equal(accepted_there[known_B], accepted_here[known_B])
+    assert int(known_B.sum()) >= 5
     assert there.levels == here.levels
     assert there.checks == here.checks
     assert int(accepted_here.sum()) > 0

@@ -108,7 +108,7 @@ def test_missing_columns_are_named(tmp_path):
     path = write(tmp_path, "qwen3-8b,1", header="model,tp")
     with pytest.raises(InputError, match="it lacks batch, context, measured_ms, gpu, engine, kind"):
         read_steps(path, ENGINES)
-    with pytest.raises(InputError, match="must be a CSV of measured steps"):
+    with pytest.raises(InputError, match="must be a CSV file of measured steps"):
         read_steps(tmp_path / "none.csv", ENGINES)
     with pytest.raises(InputError, match="at least one measured step"):
         read_steps(write(tmp_path), ENGINES)

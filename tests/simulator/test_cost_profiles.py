@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -179,18 +178,15 @@ def test_arrays_give_what_the_scalar_model_gives(key):
     assert verify_many_s(model, *points.T) == pytest.approx(expected, rel=1e-9)
 
 
-def test_ten_thousand_points_in_one_go():
+def test_ten_thousand_points_are_finite():
     rng = np.random.default_rng(0)
     rows_N, requests_N = rng.integers(64, 2048, 10_000), rng.integers(1, 64, 10_000)
     kv_N = rng.integers(0, 10**6, 10_000)
     for name, tp in (("llama-3.1-8b", 4), ("qwen3-235b", 8)):
         model = build_cost_model(name, "h100", tp)
-        verify_many_s(model, rows_N, requests_N, kv_N)
-        start = time.perf_counter()
         times_N = verify_many_s(model, rows_N, requests_N, kv_N)
-        elapsed_s = time.perf_counter() - start
-        assert np.all(np.isfinite(times_N))
-    assert elapsed_s < 0.05  # measured: 0.005
+        assert times_N.shape == (10_000,)
+        assert np.all(np.isfinite(times_N) & (times_N > 0))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_fit_writes_constants_that_the_other_commands_take(
         (("--target", "qwen3-8b", "--engine", "sglan"), "Did you mean 'sglang'"),
         (("--target", "qwen3-8b", "--draft", "x"), "draft goes with a config.json"),
         (("--hardware", "h100"), "costs needs --target"),
-        (("validate", "none.csv"), "must be a CSV of measured steps"),
+        (("validate", "none.csv"), "must be a CSV file of measured steps"),
     ],
 )
 def test_user_errors_are_one_sentence_and_status_2(monkeypatch, capsys, arguments, message):

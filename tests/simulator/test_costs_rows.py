@@ -44,7 +44,7 @@ def test_times_that_cannot_be_are_refused_with_their_line(cell, message, write):
         ("m,x,1,1024,1,3", "line 2: tp must be a number of at least 1.* got 'x'"),
         ("m,2,1,-4,1,3", "context must be a number of at least 0"),
         ("m,2,1,1024,0.5,3", "tokens must be a number of at least 1"),
-        ("m,2,1", "got None"),
+        ("m,2,1", "got ''"),
     ],
 )
 def test_counts_that_cannot_be_are_refused(line, message, write):
