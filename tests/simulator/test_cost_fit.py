@@ -110,7 +110,7 @@ def test_missing_columns_are_named(tmp_path):
         read_steps(path, ENGINES)
     with pytest.raises(InputError, match="must be a CSV file of measured steps"):
         read_steps(tmp_path / "none.csv", ENGINES)
-    with pytest.raises(InputError, match="at least one measured step"):
+    with pytest.raises(InputError, match="at least one row below its header"):
         read_steps(write(tmp_path), ENGINES)
 
 
