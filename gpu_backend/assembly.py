@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 
 from gpu_backend import package_version
+from gpu_backend.answers import Answered
 from gpu_backend.config import RecordConfig
-from gpu_backend.greedy import TargetOutput
-from gpu_backend.prompts import Prompt
 from gpu_backend.recorder import RequestArrays
 from traces.schema import (
     Costing,
@@ -21,7 +21,7 @@ from traces.schema import (
     TraceHeader,
 )
 
-RecordedRequest = tuple[Prompt, TargetOutput, RequestArrays]
+RecordedRequest = tuple[Answered, RequestArrays]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ def assemble(
     *,
     target: ModelInfo,
     draft: ModelInfo,
+    drafter: Literal["draft_model", "prompt_lookup"],
     tokenizer: str,
     vocab_size: int,
     device: str,
@@ -59,7 +60,7 @@ def assemble(
         name=text.name,
         target=_named(target, text.target_name),
         draft=_named(draft, text.draft_name),
-        drafter="draft_model",
+        drafter=drafter,
         recorded_as=text.recorded_as,
         costing=Costing(target=text.costed_as),
         tokenizer=tokenizer,
@@ -77,18 +78,20 @@ def assemble(
             device=device,
             libraries=libraries,
         ),
-        requests=tuple(_request_info(prompt, output, config) for prompt, output, _ in requests),
+        requests=tuple(_request_info(said, config) for said, _ in requests),
     )
     return make_trace(header, _joined(requests))
 
 
-def _request_info(prompt: Prompt, output: TargetOutput, config: RecordConfig) -> RequestInfo:
+def _request_info(said: Answered, config: RecordConfig) -> RequestInfo:
+    prompt = said.prompt
     return RequestInfo(
         task=prompt.task,
         question_id=prompt.question_id,
+        turn=prompt.turn,
         prompt_tokens=len(prompt.token_ids),
         max_new_tokens=config.max_new_tokens,
-        finish_reason=output.finish_reason,
+        finish_reason=said.output.finish_reason,
         split=prompt.split,
     )
 
@@ -99,10 +102,10 @@ def _named(model: ModelInfo, name: str | None) -> ModelInfo:
 
 def _joined(requests: list[RecordedRequest]) -> TraceArrays:
     """Arrays of all requests behind one another, and the offsets between them."""
-    positions = [output.num_emitted - 1 for _, output, _ in requests]
-    tokens = [len(output.tokens) for _, output, _ in requests]
+    positions = [said.output.num_emitted - 1 for said, _ in requests]
+    tokens = [len(said.output.tokens) for said, _ in requests]
     joined = {
-        field.name: np.concatenate([getattr(arrays, field.name) for _, _, arrays in requests])
+        field.name: np.concatenate([getattr(arrays, field.name) for _, arrays in requests])
         for field in fields(RequestArrays)
     }
     return TraceArrays(

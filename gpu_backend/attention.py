@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from echo_policies.errors import InputError
+from gpu_backend.half_products import product
 from gpu_backend.kv_store import KvStore
 
 ATTENTION_NAME: Final = "echo_tree"
@@ -106,10 +107,10 @@ def prefix_pass(
     query_hgKd: Tensor, key_hSd: Tensor, value_hSd: Tensor, rows: TreeRows
 ) -> tuple[Tensor, Tensor]:
     """Attention over the committed prefix: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``."""
-    scores = torch.matmul(query_hgKd, key_hSd.transpose(1, 2)[:, None]).float()
+    scores = product(query_hgKd, key_hSd.transpose(1, 2)[:, None]).float()
     scores += rows.bias_KS
     weights, lse = _softmax_lse(scores)
-    return torch.matmul(weights.to(value_hSd.dtype), value_hSd[:, None]), lse
+    return product(weights.to(value_hSd.dtype), value_hSd[:, None]), lse
 
 
 def ancestor_pass(
@@ -118,10 +119,10 @@ def ancestor_pass(
     """Attention over each row's own branch: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``."""
     keys_KAhd, values_KAhd = store.gather(layer, ancestors_KA.clamp_min(0))
     query_Khgd = query_hgKd.permute(2, 0, 1, 3)
-    scores = torch.matmul(query_Khgd, keys_KAhd.permute(0, 2, 3, 1)).float()
+    scores = product(query_Khgd, keys_KAhd.permute(0, 2, 3, 1)).float()
     scores.masked_fill_((ancestors_KA < 0)[:, None, None, :], float("-inf"))
     weights, lse = _softmax_lse(scores)
-    out = torch.matmul(weights.to(values_KAhd.dtype), values_KAhd.transpose(1, 2))
+    out = product(weights.to(values_KAhd.dtype), values_KAhd.transpose(1, 2))
     return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
 

@@ -17,6 +17,9 @@ from gpu_backend import package_version
 USER_ERROR = 2
 INTERRUPTED = 130
 
+PROMPT_LOOKUP = "prompt-lookup"
+"""Draft that is no model but looks the text up in itself."""
+
 app = typer.Typer(
     name="run_gpu",
     help="Run and record draft and target models on this machine.",
@@ -54,7 +57,9 @@ def run_gpu(
 def record(
     *,
     target: Annotated[Path, typer.Option(help="Target: a model directory or .gguf file.")],
-    draft: Annotated[Path, typer.Option(help="Draft: a model directory or .gguf file.")],
+    draft: Annotated[
+        str, typer.Option(help=f"Draft: a model directory, a .gguf file, or {PROMPT_LOOKUP!r}.")
+    ],
     prompts: Annotated[
         list[Path], typer.Option(help="JSONL file of prompts; repeat it for more data sets.")
     ],
@@ -76,9 +81,16 @@ def record(
     task: Annotated[
         str | None, typer.Option(help="Data set; each file's name up to its first dot if unset.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Emitted tokens per request, at most.")] = 96,
+    outputs_of: Annotated[
+        Path | None,
+        typer.Option(help="Take the target's outputs from this recording; nothing is decoded."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Emitted tokens per request, at most.")] = 128,
     requests_per_set: Annotated[
         int | None, typer.Option(help="Requests per prompt file, in file order; all if unset.")
+    ] = None,
+    turns: Annotated[
+        int | None, typer.Option(help="Turns asked of a dialogue, each a request; all if unset.")
     ] = None,
     calibration_fraction: Annotated[
         float, typer.Option(help="Share of each data set kept for calibration.")
@@ -113,6 +125,7 @@ def record(
         config = build_config(
             max_new_tokens=max_new_tokens,
             requests_per_set=requests_per_set,
+            turns=turns,
             calibration_fraction=calibration_fraction,
             max_prompt_tokens=max_prompt_tokens,
             levels=levels,
@@ -132,7 +145,16 @@ def record(
             target_name=target_name,
             draft_name=draft_name,
         )
-        job = RecordingJob(target, draft, tuple(prompts), out, config, text, task)
+        job = RecordingJob(
+            target=target,
+            draft=None if draft == PROMPT_LOOKUP else Path(draft),
+            prompts=tuple(prompts),
+            out=out,
+            config=config,
+            text=text,
+            task=task,
+            outputs_of=outputs_of,
+        )
         with ProgressBars() as bars:
             trace = run_recording(job, bars.update)
     typer.echo(f"{out}: {trace.num_requests} requests, {trace.num_positions} positions.")

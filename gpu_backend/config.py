@@ -19,7 +19,7 @@ class RecordConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_new_tokens: int = Field(96, ge=1, description="Emitted tokens per request, at most.")
+    max_new_tokens: int = Field(128, ge=1, description="Emitted tokens per request, at most.")
     levels: int = Field(10, ge=1, description="Deepest recorded candidate depth, D.")
     beam_width: int = Field(10, ge=1, description="Beam nodes per depth, chain slot excluded.")
     root_width: int = Field(32, ge=1, description="Children recorded at the root.")
@@ -28,6 +28,9 @@ class RecordConfig(BaseModel):
     dtype: DtypeName = Field("float32", description="Arithmetic of both models.")
     requests_per_set: int | None = Field(
         None, ge=1, description="Requests taken from each prompt file, in file order; all if unset."
+    )
+    turns: int | None = Field(
+        None, ge=1, description="Turns asked of a dialogue, each a request; all if unset."
     )
     calibration_fraction: float = Field(
         0.5, ge=0.0, le=1.0, description="Share of each data set kept for calibration."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from echo_policies.errors import InputError, MissingExtraError
 from gpu_backend.config import DtypeName
 from gpu_backend.gguf_header import read_general
+from gpu_backend.half_products import needs_widening, widen_linear_layers
 from traces.schema import ModelInfo
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def load_model(path: Path, dtype: DtypeName) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path}: the model cannot be read: {_first_line(error)}") from error
     model.train(False)
+    if needs_widening(model.dtype, model.device):
+        widen_linear_layers(model)
     return cast("PreTrainedModel", model)
 
 

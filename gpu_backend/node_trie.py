@@ -4,7 +4,7 @@ The context of a node is all the text before it, so positions share nodes: token
 token 7 is the same node seen from position 5 and from position 7, and every node on the target's
 path is a row of the one teacher-forced forward.
 
-Shape letters: N nodes, K nodes asked for, A ancestors, k children.
+Shape letters: N nodes, K nodes asked for, A ancestors, k children, P positions, C levels.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gpu_backend.draft_tree import DraftTree
 from gpu_backend.scoring import RowScores
+from traces.schema import PAST_END
 
 _NO_ROW: Final = -1
 
@@ -31,8 +32,6 @@ class NodeTrie:
         child_token: ``[N, k]`` int32, children in rank order.
         child_logp: ``[N, k]`` float16, their conditional log-probabilities.
         entropy: ``[N]`` float16, nats.
-        path_rank: ``[num_path - 1]`` int32, rank of token i + 1 among the children of node i.
-        path_logp: ``[num_path - 1]`` float16, its conditional log-probability.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class NodeTrie:
             shares_path: nodes on the path are rows of the teacher-forced forward; else they are
                 computed again, as a drafter that does not know the text would.
         """
-        scores, self.path_rank, self.path_logp = tree.prefill(prompt + output, len(prompt))
+        scores, self._path_rank, self._path_logp = tree.prefill(prompt + output, len(prompt))
         num_path = len(output)
         self._tree = tree
         self.child_token = scores.child_token
@@ -69,6 +68,22 @@ class NodeTrie:
     def num_nodes(self) -> int:
         """Nodes so far, path included."""
         return len(self.entropy)
+
+    def path(
+        self, num_positions: int, levels: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
+        """Rank and log-probability ``[P, C]`` of the target's token at every position and level.
+
+        PAST_END and -inf where the output has ended.
+        """
+        if num_positions == 0:
+            return np.zeros((0, levels), np.int32), np.zeros((0, levels), np.float16)
+        edge_PC = np.arange(num_positions)[:, None] + np.arange(levels)
+        past_PC = edge_PC >= len(self._path_rank)
+        edge_PC = np.where(past_PC, 0, edge_PC)
+        rank = np.where(past_PC, np.int32(PAST_END), self._path_rank[edge_PC])
+        logp = np.where(past_PC, np.float16(-np.inf), self._path_logp[edge_PC])
+        return rank.astype(np.int32), logp.astype(np.float16)
 
     def reach(self, parents_K: IntArray, tokens_K: IntArray) -> npt.NDArray[np.int64]:
         """Numbers of the nodes ``tokens_K`` under ``parents_K``, computing those that are new."""

@@ -54,14 +54,14 @@ class PartStore:
                 "repeat that command, or remove the folder, or give another --out."
             )
 
-    def load_outputs(self, batch: int) -> list[TargetOutput] | None:
-        """Outputs of one batch of prompts, or None where they are not there yet."""
-        path = self._outputs_path(batch)
+    def load_outputs(self, turn: int, first: int) -> list[TargetOutput] | None:
+        """Outputs of the batch of a turn that starts at prompt ``first``; None if missing."""
+        path = self._outputs_path(turn, first)
         return _OUTPUTS.validate_json(path.read_bytes()) if path.exists() else None
 
-    def save_outputs(self, batch: int, outputs: list[TargetOutput]) -> None:
+    def save_outputs(self, turn: int, first: int, outputs: list[TargetOutput]) -> None:
         """Keep the outputs of one batch of prompts."""
-        write_whole(self._outputs_path(batch), _OUTPUTS.dump_json(outputs))
+        write_whole(self._outputs_path(turn, first), _OUTPUTS.dump_json(outputs))
 
     def has_request(self, request: int) -> bool:
         """Whether a request is recorded."""
@@ -86,8 +86,8 @@ class PartStore:
         """Remove all pieces, once the recording itself is written."""
         shutil.rmtree(self.folder)
 
-    def _outputs_path(self, batch: int) -> Path:
-        return self.folder / f"outputs-{batch:04d}.json"
+    def _outputs_path(self, turn: int, first: int) -> Path:
+        return self.folder / f"outputs-{turn}-{first:04d}.json"
 
     def _request_path(self, request: int) -> Path:
         return self.folder / f"request-{request:04d}.safetensors"

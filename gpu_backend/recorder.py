@@ -6,17 +6,50 @@ Shape letters: P positions, D levels, W slots, N candidates, k children, C chain
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gpu_backend.beam import chain_slot, choose_slots
 from gpu_backend.config import RecordConfig
-from gpu_backend.node_trie import NodeTrie
-from traces.schema import NO_SLOT, PAST_END
+from traces.schema import NO_SLOT
 
 _T = TypeVar("_T", bound=np.generic)
+
+_NOWHERE: Final = -1
+"""Node of a greedy chain that has ended, because nothing was proposed any more."""
+
+
+class Nodes(Protocol):
+    """What a drafter proposes after every text; nodes go by number, roots by their position."""
+
+    @property
+    def child_token(self) -> npt.NDArray[np.int32]:
+        """``[N, k]`` children in rank order."""
+        ...
+
+    @property
+    def child_logp(self) -> npt.NDArray[np.float16]:
+        """``[N, k]`` their conditional log-probabilities; -inf where there is no child."""
+        ...
+
+    @property
+    def entropy(self) -> npt.NDArray[np.float16]:
+        """``[N]`` nats."""
+        ...
+
+    def reach(
+        self, parents_K: npt.NDArray[np.int64], tokens_K: npt.NDArray[np.integer]
+    ) -> npt.NDArray[np.int64]:
+        """Numbers of the nodes ``tokens_K`` under ``parents_K``."""
+        ...
+
+    def path(
+        self, num_positions: int, levels: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
+        """Rank and log-probability of the target's token at every position and level."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +76,7 @@ class _Candidates:
     score: npt.NDArray[np.float32]
     num_eligible: int
     chain: npt.NDArray[np.int64]
-    """[P] which candidate the greedy chain's node is."""
+    """[P] which candidate the greedy chain's node is; NO_SLOT where the chain has ended."""
 
 
 @dataclass(slots=True)
@@ -57,12 +90,12 @@ class _Layers:
 
 
 def record_positions(
-    trie: NodeTrie, output: list[int], num_emitted: int, config: RecordConfig
+    nodes: Nodes, output: list[int], num_emitted: int, config: RecordConfig
 ) -> RequestArrays:
     """Record every position of one request.
 
     Args:
-        trie: holds the teacher-forced forward over ``output``; gains the beam's nodes.
+        nodes: of the draft over this output.
         output: the target's tokens, look-ahead included.
         num_emitted: tokens of the output proper, n; there are n - 1 positions.
         config: widths and levels.
@@ -72,45 +105,45 @@ def record_positions(
     """
     roots = np.arange(num_emitted - 1)
     layers = _Layers()
-    candidates = _root_candidates(trie, roots, config)
+    candidates = _root_candidates(nodes, roots, config)
     chain_P = roots
-    layers.chain_logp.append(trie.child_logp[roots, 0])
+    layers.chain_logp.append(nodes.child_logp[roots, 0])
     for _ in range(config.levels - 1):
-        candidates, chain_P = _expand_depth(trie, candidates, layers, config)
-        layers.chain_logp.append(trie.child_logp[chain_P, 0])
+        candidates, chain_P = _expand_depth(nodes, candidates, layers, config)
+        layers.chain_logp.append(_best_child(nodes, chain_P))
     while len(layers.chain_logp) < config.chain_levels:
-        chain_P = trie.reach(chain_P, trie.child_token[chain_P, 0])
-        layers.chain_logp.append(trie.child_logp[chain_P, 0])
-    rank, logp = _path(trie, len(roots), config.chain_levels)
+        chain_P = _next_of_chain(nodes, chain_P)
+        layers.chain_logp.append(_best_child(nodes, chain_P))
+    rank, logp = nodes.path(len(roots), config.chain_levels)
     slots, width = config.num_slots, config.top_k
     return RequestArrays(
         tokens=np.array(output, dtype=np.int32),
-        root_logp=trie.child_logp[roots, : config.root_width],
+        root_logp=nodes.child_logp[roots, : config.root_width],
         slot_child=_stacked(layers.slot_child, (len(roots), 0, slots), np.int16),
         child_logp=_stacked(layers.child_logp, (len(roots), 0, slots, width), np.float16),
         chain_logp=np.stack(layers.chain_logp, axis=1),
         path_rank=rank,
         path_logp=logp,
-        root_entropy=trie.entropy[roots],
+        root_entropy=nodes.entropy[roots],
         slot_entropy=_stacked(layers.entropy, (len(roots), 0, slots), np.float16),
     )
 
 
 def _root_candidates(
-    trie: NodeTrie, roots: npt.NDArray[np.int64], config: RecordConfig
+    nodes: Nodes, roots: npt.NDArray[np.int64], config: RecordConfig
 ) -> _Candidates:
     width = config.root_width
     return _Candidates(
         parent=np.repeat(roots[:, None], width, axis=1),
-        token=trie.child_token[roots, :width],
-        score=trie.child_logp[roots, :width].astype(np.float32),
+        token=nodes.child_token[roots, :width],
+        score=nodes.child_logp[roots, :width].astype(np.float32),
         num_eligible=width,
         chain=np.zeros(len(roots), dtype=np.int64),
     )
 
 
 def _expand_depth(
-    trie: NodeTrie, candidates: _Candidates, layers: _Layers, config: RecordConfig
+    nodes: Nodes, candidates: _Candidates, layers: _Layers, config: RecordConfig
 ) -> tuple[_Candidates, npt.NDArray[np.int64]]:
     """Expand the slots of one depth; returns the next depth's candidates and the chain's nodes."""
     slots_PW = choose_slots(
@@ -124,23 +157,24 @@ def _expand_depth(
     parent = np.take_along_axis(candidates.parent, chosen, axis=1)
     token = np.take_along_axis(candidates.token, chosen, axis=1)
     node_PW = np.zeros_like(parent)
-    node_PW[filled_PW] = trie.reach(parent[filled_PW], token[filled_PW])
+    node_PW[filled_PW] = nodes.reach(parent[filled_PW], token[filled_PW])
     score_PW = np.take_along_axis(candidates.score, chosen, axis=1)
 
-    child_logp = trie.child_logp[node_PW, : config.top_k].copy()
+    child_logp = nodes.child_logp[node_PW, : config.top_k].copy()
     child_logp[~filled_PW] = -np.inf
     layers.slot_child.append(slots_PW.astype(np.int16))
     layers.child_logp.append(child_logp)
-    layers.entropy.append(np.where(filled_PW, trie.entropy[node_PW], np.float16(0)))
+    layers.entropy.append(np.where(filled_PW, nodes.entropy[node_PW], np.float16(0)))
 
-    chain_W = chain_slot(slots_PW, candidates.chain)
-    following = _slot_children(trie, node_PW, child_logp, score_PW, config)
-    following.chain = chain_W * config.top_k
-    return following, node_PW[np.arange(len(node_PW)), chain_W]
+    chain_P = chain_slot(slots_PW, candidates.chain)
+    following = _slot_children(nodes, node_PW, child_logp, score_PW, config)
+    following.chain = np.where(chain_P == NO_SLOT, NO_SLOT, chain_P * config.top_k)
+    held_P = node_PW[np.arange(len(node_PW)), chain_P]
+    return following, np.where(chain_P == NO_SLOT, _NOWHERE, held_P)
 
 
 def _slot_children(
-    trie: NodeTrie,
+    nodes: Nodes,
     node_PW: npt.NDArray[np.int64],
     child_logp_PWk: npt.NDArray[np.float16],
     score_PW: npt.NDArray[np.float32],
@@ -153,25 +187,25 @@ def _slot_children(
     score = score_PW[:, :, None] + child_logp_PWk.astype(np.float32)
     return _Candidates(
         parent=np.repeat(node_PW, width, axis=1),
-        token=trie.child_token[node_PW, :width].reshape(shape),
+        token=nodes.child_token[node_PW, :width].reshape(shape),
         score=score.reshape(shape),
         num_eligible=config.beam_width * width,
         chain=np.zeros(len(node_PW), dtype=np.int64),
     )
 
 
-def _path(
-    trie: NodeTrie, num_positions: int, levels: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
-    """Rank and log-probability of the target's token at every position and level, ``[P, C]``."""
-    edge_PC = np.arange(num_positions)[:, None] + np.arange(levels)
-    past_PC = edge_PC >= len(trie.path_rank)
-    edge_PC = np.where(past_PC, 0, edge_PC)
-    if num_positions == 0:
-        return np.zeros((0, levels), np.int32), np.zeros((0, levels), np.float16)
-    rank = np.where(past_PC, np.int32(PAST_END), trie.path_rank[edge_PC])
-    logp = np.where(past_PC, np.float16(-np.inf), trie.path_logp[edge_PC])
-    return rank.astype(np.int32), logp.astype(np.float16)
+def _best_child(nodes: Nodes, chain_P: npt.NDArray[np.int64]) -> npt.NDArray[np.float16]:
+    """Log-probability of the chain's next token, ``[P]``; -inf where the chain has ended."""
+    return np.where(chain_P == _NOWHERE, np.float16(-np.inf), nodes.child_logp[chain_P, 0])
+
+
+def _next_of_chain(nodes: Nodes, chain_P: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The best children of the chain's nodes, ``[P]``."""
+    goes_on = _best_child(nodes, chain_P) > -np.inf
+    following = np.full_like(chain_P, _NOWHERE)
+    above = chain_P[goes_on]
+    following[goes_on] = nodes.reach(above, nodes.child_token[above, 0])
+    return following
 
 
 def _stacked(

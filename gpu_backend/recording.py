@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echo_policies.errors import InputError
 from gpu_backend import models
+from gpu_backend.answers import Answered, answer_all
 from gpu_backend.assembly import HeaderText, assemble
-from gpu_backend.config import RecordConfig
+from gpu_backend.config import DtypeName, RecordConfig
 from gpu_backend.draft_tree import DraftTree, prepare_draft
 from gpu_backend.greedy import TargetOutput, decode_greedy, stop_tokens
+from gpu_backend.half_products import needs_widening
+from gpu_backend.lookup_trie import LookupTrie
 from gpu_backend.node_trie import NodeTrie
 from gpu_backend.parts import PartStore
-from gpu_backend.prompts import Prompt, load_prompts, task_name
+from gpu_backend.prompt_lookup import MAX_NGRAM
+from gpu_backend.prompts import Prompt, Question, load_questions, task_name
+from gpu_backend.recorded_outputs import RecordedOutputs
 from gpu_backend.recorder import RequestArrays, record_positions
 from traces.schema import ModelInfo, Trace
 
@@ -37,13 +43,16 @@ class RecordingJob:
     """What to record, from what, and where to."""
 
     target: Path
-    draft: Path
+    draft: Path | None
+    """None for prompt lookup."""
     prompts: tuple[Path, ...]
     out: Path
     config: RecordConfig
     text: HeaderText
     task: str | None = None
     """Data set of every prompt file, instead of each file's name."""
+    outputs_of: Path | None = None
+    """A recording to take the target's outputs from, instead of decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,7 @@ class _Pair:
     tokenizer: PreTrainedTokenizerBase
     vocab_size: int
     fingerprint: str
+    recorded: RecordedOutputs | None
 
 
 def record(job: RecordingJob, progress: Progress) -> Trace:
@@ -69,31 +79,38 @@ def record(job: RecordingJob, progress: Progress) -> Trace:
     from traces.validate import validate
 
     pair = _open_pair(job)
-    prompts = _load_all_prompts(job, pair.tokenizer)
-    parts = PartStore(job.out, _identity(job, pair, prompts))
+    questions = _load_all_questions(job, pair.tokenizer)
+    parts = PartStore(job.out, _identity(job, pair, questions))
     parts.open()
-    outputs = _target_outputs(job, pair, prompts, parts, progress)
-    _draft_parts(job, pair, prompts, outputs, parts, progress=progress)
-    arrays = [parts.load_request(i) for i in range(len(prompts))]
-    trace = _trace(job, pair, prompts, outputs, arrays)
+    requests = _target_stage(job, pair, questions, parts, progress)
+    _draft_stage(job, pair, requests, parts, progress)
+    trace = _trace(job, pair, requests, parts)
     save(trace, job.out)
     validate(trace)  # with the parts still there: a faulty recording is never the only copy
     parts.remove()
     return trace
 
 
-def check_lengths(prompts: list[Prompt], config: RecordConfig, limit: int | None, who: str) -> None:
+def check_lengths(
+    prompts: Mapping[str, int], config: RecordConfig, limit: int | None, who: str
+) -> None:
     """Refuse a prompt whose output and look-ahead would not fit in a model's positions.
+
+    Args:
+        prompts: tokens of every prompt, by its name.
+        config: how long outputs can be.
+        limit: positions of the model, where it says so.
+        who: the model.
 
     Raises:
         InputError: naming the prompt and both lengths.
     """
-    for prompt in prompts:
-        needed = len(prompt.token_ids) + config.max_new_tokens + config.chain_levels
+    for name, tokens in prompts.items():
+        needed = tokens + config.max_new_tokens + config.chain_levels
         if limit is not None and needed > limit:
             raise InputError(
                 f"{who}: prompt, output and look-ahead must fit in {limit} positions; "
-                f"{prompt.task} question {prompt.question_id} needs {needed}. "
+                f"{name} needs {needed}. "
                 "Lower --max-new-tokens or set --max-prompt-tokens."
             )
 
@@ -114,110 +131,146 @@ def record_request(
     return record_positions(trie, output.tokens, output.num_emitted, config)
 
 
+def record_lookup(
+    prompt: Prompt, output: TargetOutput, config: RecordConfig, vocab: int
+) -> RequestArrays:
+    """Record all positions of one request with prompt lookup as the drafter."""
+    nodes = LookupTrie(prompt.token_ids, output.tokens, width=config.num_children, vocab_size=vocab)
+    return record_positions(nodes, output.tokens, output.num_emitted, config)
+
+
 def _open_pair(job: RecordingJob) -> _Pair:
     dtype = job.config.dtype
-    target, draft = (models.describe_model(path, dtype) for path in (job.target, job.draft))
+    target = models.describe_model(job.target, dtype)
     tokenizer = models.load_tokenizer(job.target)
-    models.require_same_tokens(tokenizer, models.load_tokenizer(job.draft))
+    if job.draft is None:
+        draft = ModelInfo(name="prompt lookup", weights=f"contexts of 1 to {MAX_NGRAM} tokens")
+    else:
+        draft = models.describe_model(job.draft, dtype)
+        models.require_same_tokens(tokenizer, models.load_tokenizer(job.draft))
     fingerprint = models.tokenizer_fingerprint(tokenizer)
-    return _Pair(target, draft, tokenizer, models.real_vocab_size(tokenizer), fingerprint)
+    vocab_size = models.real_vocab_size(tokenizer)
+    recorded = _recorded_outputs(job, target)
+    return _Pair(target, draft, tokenizer, vocab_size, fingerprint, recorded)
 
 
-def _load_all_prompts(job: RecordingJob, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    prompts: list[Prompt] = []
+def _load_all_questions(job: RecordingJob, tokenizer: PreTrainedTokenizerBase) -> list[Question]:
+    questions: list[Question] = []
     for path in job.prompts:
         task = job.task or task_name(path)
-        if any(prompt.task == task for prompt in prompts):
+        if any(question.task == task for question in questions):
             raise InputError(
                 f"--prompts: two files are named for the data set {task!r}; join them."
             )
-        prompts += load_prompts(path, task, tokenizer, job.config)
-    return prompts
+        questions += load_questions(path, task, tokenizer, job.config)
+    return questions
 
 
-def _identity(job: RecordingJob, pair: _Pair, prompts: list[Prompt]) -> dict[str, object]:
+def _identity(job: RecordingJob, pair: _Pair, questions: list[Question]) -> dict[str, object]:
     """Everything that decides the content of a part."""
     return {
         "config": job.config.model_dump(),
         "target": pair.target.model_dump(),
         "draft": pair.draft.model_dump(),
-        "prompts": [prompt.model_dump() for prompt in prompts],
+        "outputs_of": None if pair.recorded is None else pair.recorded.digest,
+        "tokenizer": [pair.fingerprint, str(pair.tokenizer.chat_template)],
+        "questions": [question.model_dump() for question in questions],
     }
 
 
-def _target_outputs(
-    job: RecordingJob, pair: _Pair, prompts: list[Prompt], parts: PartStore, progress: Progress
-) -> list[TargetOutput]:
-    """The target's outputs; the target is loaded only where some are missing."""
-    size = job.config.target_batch
+def _target_stage(
+    job: RecordingJob, pair: _Pair, questions: list[Question], parts: PartStore, progress: Progress
+) -> list[Answered]:
+    """The target's answers; the target is loaded only where some are missing."""
     model: PreTrainedModel | None = None
-    outputs: list[TargetOutput] = []
-    for batch, start in enumerate(range(0, len(prompts), size)):
-        progress("target", start, len(prompts))
-        done = parts.load_outputs(batch)
-        if done is None:
-            if model is None:
-                model = models.load_model(job.target, job.config.dtype)
-                check_lengths(prompts, job.config, models.context_limit(model), "target")
-            done = decode_greedy(
-                model,
-                [prompt.token_ids for prompt in prompts[start : start + size]],
-                stops=stop_tokens(model, pair.tokenizer),
-                vocab_size=pair.vocab_size,
-                max_new_tokens=job.config.max_new_tokens,
-                look_ahead=job.config.chain_levels,
-            )
-            parts.save_outputs(batch, done)
-        outputs += done
-    progress("target", len(prompts), len(prompts))
-    return outputs
+    longest = {question.label: question.longest_prompt for question in questions}
+
+    def decode(prompts: list[Prompt]) -> list[TargetOutput]:
+        nonlocal model
+        if model is None:
+            model = models.load_model(job.target, job.config.dtype)
+            check_lengths(longest, job.config, models.context_limit(model), "target")
+        return decode_greedy(
+            model,
+            [prompt.token_ids for prompt in prompts],
+            stops=stop_tokens(model, pair.tokenizer),
+            vocab_size=pair.vocab_size,
+            max_new_tokens=job.config.max_new_tokens,
+            look_ahead=job.config.chain_levels,
+        )
+
+    return answer_all(
+        questions,
+        pair.tokenizer,
+        decode if pair.recorded is None else pair.recorded.decode,
+        parts,
+        batch_size=job.config.target_batch,
+        progress=partial(progress, "target"),
+    )
 
 
-def _draft_parts(
-    job: RecordingJob,
-    pair: _Pair,
-    prompts: list[Prompt],
-    outputs: list[TargetOutput],
-    parts: PartStore,
-    *,
-    progress: Progress,
+def _draft_stage(
+    job: RecordingJob, pair: _Pair, requests: list[Answered], parts: PartStore, progress: Progress
 ) -> None:
     """Record every request that is not recorded yet."""
-    todo = [i for i in range(len(prompts)) if not parts.has_request(i)]
+    todo = [i for i in range(len(requests)) if not parts.has_request(i)]
     if not todo:
         return
-    draft = models.load_model(job.draft, job.config.dtype)
-    check_lengths(prompts, job.config, models.context_limit(draft), "draft")
-    prepare_draft(draft)
-    total = sum(outputs[i].num_emitted - 1 for i in todo)
+    record_one = _request_recorder(job, pair, requests)
+    total = sum(requests[i].output.num_emitted - 1 for i in todo)
     done = 0
     for i in todo:
         progress("draft", done, total)
-        arrays = record_request(draft, prompts[i], outputs[i], job.config, pair.vocab_size)
-        parts.save_request(i, arrays)
-        done += outputs[i].num_emitted - 1
+        parts.save_request(i, record_one(requests[i]))
+        done += requests[i].output.num_emitted - 1
     progress("draft", total, total)
 
 
-def _trace(
-    job: RecordingJob,
-    pair: _Pair,
-    prompts: list[Prompt],
-    outputs: list[TargetOutput],
-    arrays: list[RequestArrays],
-) -> Trace:
+def _recorded_outputs(job: RecordingJob, target: ModelInfo) -> RecordedOutputs | None:
+    from traces.store import load
+
+    if job.outputs_of is None:
+        return None
+    recorded = RecordedOutputs(load(job.outputs_of), job.config)
+    recorded.check_target(target)
+    return recorded
+
+
+def _request_recorder(
+    job: RecordingJob, pair: _Pair, requests: list[Answered]
+) -> Callable[[Answered], RequestArrays]:
+    """What records one request; the draft model is loaded here."""
+    if job.draft is None:
+        return lambda said: record_lookup(said.prompt, said.output, job.config, pair.vocab_size)
+    draft = models.load_model(job.draft, job.config.dtype)
+    lengths = {said.prompt.label: len(said.prompt.token_ids) for said in requests}
+    check_lengths(lengths, job.config, models.context_limit(draft), "draft")
+    prepare_draft(draft)
+    return lambda said: record_request(draft, said.prompt, said.output, job.config, pair.vocab_size)
+
+
+def _trace(job: RecordingJob, pair: _Pair, requests: list[Answered], parts: PartStore) -> Trace:
     return assemble(
         job.config,
         job.text,
         target=pair.target,
         draft=pair.draft,
+        drafter="prompt_lookup" if job.draft is None else "draft_model",
         tokenizer=f"sha256:{pair.fingerprint}",
         vocab_size=pair.vocab_size,
-        device=f"cpu, {platform.machine()}",
+        device=_device(job.config.dtype),
         libraries=_library_versions(),
         date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        requests=list(zip(prompts, outputs, arrays, strict=True)),
+        requests=[(said, parts.load_request(i)) for i, said in enumerate(requests)],
     )
+
+
+def _device(dtype: DtypeName) -> str:
+    import torch
+
+    cpu = torch.device("cpu")
+    wide = needs_widening(getattr(torch, dtype), cpu)
+    return f"cpu, {platform.machine()}" + (f", {dtype} products in float32" if wide else "")
 
 
 def _library_versions() -> dict[str, str]:

@@ -45,6 +45,8 @@ class ReplayTables:
     """int32 [C, P]"""
     path_logp_CP: Tensor
     """float32 [C, P]"""
+    chain_exists_CP: Tensor | None
+    """bool [C, P]: the greedy chain reaches this depth; None for a model, which never ends."""
     root_entropy_P: Tensor | None
     slot_entropy_X: Tensor | None
     levels: int
@@ -71,6 +73,7 @@ def replay_tables(trace: Trace) -> ReplayTables:
     arrays, header = trace.arrays, trace.header
     _, expansions, slots, top_k = arrays.child_logp.shape
     columns = max(header.root_width, (slots + 1) * top_k)
+    is_lookup = header.drafter == "prompt_lookup"
     has_entropy = arrays.root_entropy is not None and arrays.slot_entropy is not None
     return ReplayTables(
         root_logp_PR=_tensor(arrays.root_logp).float(),
@@ -78,6 +81,7 @@ def replay_tables(trace: Trace) -> ReplayTables:
         slot_of_X=_tensor(_slot_of(arrays.slot_child, columns)),
         path_rank_CP=_tensor(arrays.path_rank.T),
         path_logp_CP=_tensor(arrays.path_logp.T).float(),
+        chain_exists_CP=_tensor(arrays.chain_logp.T != -np.inf) if is_lookup else None,
         root_entropy_P=_tensor(arrays.root_entropy).float() if has_entropy else None,
         slot_entropy_X=(
             _tensor(_with_spare(arrays.slot_entropy, 0)).float().view(-1) if has_entropy else None
@@ -154,6 +158,11 @@ class RecordedDrafter:
         limit = tables.chain_levels if plan.template is not None else tables.levels
         if plan.levels > limit:
             return f"drafts {plan.levels} levels, but the recording has {limit}; lower its levels"
+        if tables.chain_exists_CP is not None and not (plan.template is None or plan.is_chain):
+            return (
+                "verifies a fixed tree, but prompt lookup proposes only what it finds; "
+                "use a chain or a scored tree"
+            )
         if plan.template is None and plan.top_k > tables.top_k:
             return (
                 f"reveals {plan.top_k} children per node, but the recording has {tables.top_k}; "
@@ -251,6 +260,9 @@ class RecordedDrafter:
     def _template_layer(self, tree: RankTemplate, depth: int, exists_BW: Tensor) -> LayerView:
         where = tree.layers[depth - 1]
         exists_BW = exists_BW.expand(-1, where.stop - where.start)
+        if self._tables.chain_exists_CP is not None:
+            reached_CP = self._tables.chain_exists_CP
+            exists_BW = exists_BW & reached_CP[depth - 1].index_select(0, self._position_B)[:, None]
         ranks_W = torch.tensor(tree.ranks[where], dtype=torch.int32)
         on_BW = (self._path_rank(depth) == ranks_W) & exists_BW
         parent_BW = None

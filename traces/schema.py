@@ -51,6 +51,8 @@ class RequestInfo(_Frozen):
     task: str = Field(min_length=1)
     """Data set, such as ``humaneval``."""
     question_id: str
+    turn: PositiveInt = 1
+    """Turn of a dialogue; the prompt of a later turn holds the target's earlier answers."""
     prompt_tokens: PositiveInt
     max_new_tokens: PositiveInt
     finish_reason: Literal["stop", "length"]
@@ -58,7 +60,10 @@ class RequestInfo(_Frozen):
 
     @property
     def source(self) -> str:
-        """The recorded request that this one is, or was drawn from: what intervals resample."""
+        """The question that this request is a turn of, or was drawn from.
+
+        It is what intervals resample: turns of one dialogue are not independent.
+        """
         origin, mark, _ = self.question_id.partition(SOURCE_MARK)
         return origin if mark else f"{self.task}/{self.question_id}"
 
@@ -199,6 +204,11 @@ class Trace:
         start = int(self.arrays.token_offset[request])
         where = self.positions(request)
         return self.arrays.tokens[start : start + (where.stop - where.start) + 1]
+
+    def all_tokens(self, request: int) -> npt.NDArray[np.int32]:
+        """Tokens of one request, look-ahead included."""
+        start, stop = self.arrays.token_offset[request : request + 2]
+        return self.arrays.tokens[start:stop]
 
     def split(
         self, name: Literal["calibration", "evaluation"], task: str | None = None

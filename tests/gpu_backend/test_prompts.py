@@ -6,12 +6,12 @@ import pytest
 
 from echo_policies.errors import InputError
 from gpu_backend.config import RecordConfig, build_config
-from gpu_backend.prompts import encode_chat, load_prompts, task_name
+from gpu_backend.prompts import ask, encode_chat, load_questions, task_name
 from tests.gpu_backend.tiny import tiny_tokenizer, write_prompts
 
 
 def load(path, **changes):
-    return load_prompts(path, "t", tiny_tokenizer(), RecordConfig(**changes))
+    return load_questions(path, "t", tiny_tokenizer(), RecordConfig(**changes))
 
 
 def test_data_set_is_named_by_the_file():
@@ -20,14 +20,32 @@ def test_data_set_is_named_by_the_file():
 
 
 def test_first_turn_in_the_chat_template():
-    assert encode_chat(tiny_tokenizer(), "w010 w011") == [10, 11, 3]
+    assert encode_chat(tiny_tokenizer(), ["w010 w011"]) == [10, 11, 3]
 
 
 def test_tokenizer_without_a_template_is_refused():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(InputError, match="chat template"):
-        encode_chat(tokenizer, "w010")
+        encode_chat(tokenizer, ["w010"])
+
+
+def test_later_turn_holds_the_earlier_answers(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"question_id": 7, "turns": ["w010", "w011", "w012"]}\n')
+    (question,) = load(path, max_new_tokens=8)
+    assert question.longest_prompt == 4 + 2 * 8
+    second = ask(question, ["w020 w021"], tiny_tokenizer())
+    assert (second.turn, second.token_ids) == (2, [10, 20, 21, 11, 3])
+    assert second.label == "t question 7, turn 2"
+
+
+def test_every_turn_is_a_request(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"turns": ["w010", "w011"]}\n' * 3)
+    turns = [len(question.turns) for question in load(path, requests_per_set=3)]
+    assert turns == [2, 1]
+    assert [len(question.turns) for question in load(path, turns=1)] == [1, 1, 1]
 
 
 def test_splits_alternate(tmp_path):

@@ -1,5 +1,6 @@
 """``run_gpu record`` from prompts to a valid trace, killed on the way and started again."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from gpu_backend import package_version, recording
 from gpu_backend.cli import app
-from tests.gpu_backend.tiny import save_model, tiny_model, tiny_tokenizer, write_prompts
+from tests.gpu_backend.tiny import STOP, save_model, tiny_model, tiny_tokenizer, write_prompts
 from traces.store import load
 
 SMALL = {
@@ -38,9 +39,13 @@ def pair(tmp_path_factory):
     return ["record", "--target", str(target), "--draft", str(draft), *files]
 
 
-def run(arguments, out):
+def arguments(given, out):
     settings = [part for name, value in SMALL.items() for part in (f"--{name}", str(value))]
-    return CliRunner().invoke(app, [arguments[0], *settings, *arguments[1:], "--out", str(out)])
+    return [given[0], *settings, *given[1:], "--out", str(out)]
+
+
+def run(given, out):
+    return CliRunner().invoke(app, arguments(given, out))
 
 
 def test_trace_is_valid_and_says_what_it_is(pair, tmp_path):
@@ -91,6 +96,70 @@ def test_killed_run_goes_on_with_equal_content(pair, tmp_path, monkeypatch, afte
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seen", ["outputs-1-0000.json", "request-0002.safetensors"])
+def test_killed_process_goes_on_with_equal_content(pair, tmp_path, seen):
+    """SIGKILL, which no handler sees: only what is whole on disk counts."""
+    whole, killed = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
+    name = ["--name", "same"]
+    run([*pair, *name], whole)
+    command = [sys.executable, "-m", "gpu_backend.cli", *arguments([*pair, *name], killed)]
+    parts = tmp_path / "killed.safetensors.parts"
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not (parts / seen).exists():
+            time.sleep(0.005)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, "it must have been killed, not have finished"
+    assert not killed.exists()
+    result = run([*pair, *name], killed)
+    assert result.exit_code == 0, result.output
+    assert load(killed).digest == load(whole).digest
+    assert not parts.exists()
+
+
+def test_both_turns_of_a_dialogue(pair, tmp_path):
+    prompts = tmp_path / "chat.jsonl"
+    prompts.write_text('{"question_id": 1, "turns": ["w010 w011", "w012"]}\n')
+    out = tmp_path / "a.safetensors"
+    result = run([*pair[:5], "--prompts", str(prompts)], out)
+    assert result.exit_code == 0, result.output
+    trace = load(out)
+    first, second = trace.header.requests
+    assert (first.turn, second.turn) == (1, 2)
+    assert first.source == second.source
+    answered = sum(token != STOP for token in trace.output_tokens(0).tolist())
+    assert second.prompt_tokens == first.prompt_tokens + answered + 1
+    assert run([*pair[:5], "--prompts", str(prompts), "--turns", "1"], out).exit_code == 0
+    assert load(out).num_requests == 1
+
+
+def test_prompt_lookup_over_the_same_outputs(pair, tmp_path):
+    model, lookup = tmp_path / "model.safetensors", tmp_path / "lookup.safetensors"
+    assert run(pair, model).exit_code == 0
+    options = ["--draft", "prompt-lookup", "--outputs-of", str(model)]
+    result = run([*pair, *options], lookup)
+    assert result.exit_code == 0, result.output
+    ours, theirs = load(lookup), load(model)
+    assert (ours.header.drafter, ours.header.draft.name) == ("prompt_lookup", "prompt lookup")
+    assert ours.arrays.tokens.tolist() == theirs.arrays.tokens.tolist()
+    assert ours.header.requests == theirs.header.requests
+    fresh = tmp_path / "fresh.safetensors"
+    assert run([*pair, "--draft", "prompt-lookup", "--name", "lookup"], fresh).exit_code == 0
+    assert load(fresh).digest == ours.digest
+
+
+def test_outputs_of_other_prompts_are_refused(pair, tmp_path):
+    model = tmp_path / "model.safetensors"
+    assert run(pair, model).exit_code == 0
+    other = write_prompts(tmp_path / "other.jsonl", 1)
+    asked = [*pair[:5], "--prompts", str(other), "--outputs-of", str(model)]
+    said = error_of(asked, tmp_path)
+    assert "every prompt must be in the recording; other question 0 is not" in said
+    assert "--chain-levels" in error_of(
+        [*pair, "--chain-levels", "5", "--outputs-of", str(model)], tmp_path
+    )
+
+
 def test_parts_of_another_command_are_refused(pair, tmp_path, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
@@ -104,8 +173,8 @@ def test_parts_of_another_command_are_refused(pair, tmp_path, monkeypatch):
     assert "other models, prompts or settings" in result.output
 
 
-def error_of(arguments, tmp_path):
-    result = run(arguments, tmp_path / "a.safetensors")
+def error_of(given, tmp_path):
+    result = run(given, tmp_path / "a.safetensors")
     assert result.exit_code == 2
     assert len(result.output.strip().splitlines()) <= 2  # a progress line and the sentence
     return result.output

@@ -17,7 +17,7 @@ from transformers import (
 
 VOCAB = 97
 STOP = 1
-CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %} w003"
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}w003"
 
 
 def word(i):

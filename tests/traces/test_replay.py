@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from echo_policies.api import Frontier, StepContext
+from echo_policies.errors import SignalError
 from echo_policies.gates.confidence import ConfidenceGate
 from echo_policies.registry import parse
 from echo_policies.session import open_session
@@ -107,3 +108,23 @@ def test_more_children_than_recorded_are_refused_by_name():
     )
     assert objection is not None
     assert "reveals 5 children per node, but the recording has 4" in objection
+
+
+def from_lookup(seed, chain_levels):
+    """A trace said to be of prompt lookup, whose greedy chain ends after ``chain_levels``."""
+    trace = random_trace(np.random.default_rng(seed), 2)
+    chain = trace.arrays.chain_logp.copy()
+    chain[:, chain_levels:] = -np.inf
+    header = trace.header.model_copy(update={"drafter": "prompt_lookup"})
+    return make_trace(header, replace(trace.arrays, chain_logp=chain))
+
+
+def test_chain_of_prompt_lookup_ends_where_nothing_was_found():
+    """A fixed chain verifies only what the lookup proposed."""
+    decision, _, _ = step(from_lookup(5, chain_levels=2), parse("chain:levels=4"))
+    assert set(decision.verified_B.tolist()) == {2}
+
+
+def test_fixed_tree_of_prompt_lookup_is_refused():
+    with pytest.raises(SignalError, match="prompt lookup proposes only what it finds"):
+        step(from_lookup(5, chain_levels=2), parse("static:tree=0/1"))
