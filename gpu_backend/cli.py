@@ -103,6 +103,13 @@ def record(
     root_width: Annotated[int, typer.Option(help="Children recorded at the root.")] = 32,
     top_k: Annotated[int, typer.Option(help="Children recorded at every other node.")] = 10,
     chain_levels: Annotated[int, typer.Option(help="Levels of greedy chain and path.")] = 20,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(
+            help="Cut the draft's head to the tokens below this id: frequent ones come first in "
+            "a vocabulary of merges. All if unset."
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     target_batch: Annotated[int, typer.Option(help="Requests the target decodes together.")] = 4,
     row_chunk: Annotated[
@@ -133,6 +140,7 @@ def record(
             root_width=root_width,
             top_k=top_k,
             chain_levels=chain_levels,
+            draft_vocab=draft_vocab,
             dtype=dtype,
             target_batch=target_batch,
             row_chunk=row_chunk,

@@ -38,6 +38,9 @@ class RecordConfig(BaseModel):
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="Longer prompts, chat template included, are passed over."
     )
+    draft_vocab: int | None = Field(
+        None, ge=1, description="Tokens the draft proposes, by lowest id; all if unset."
+    )
     target_batch: int = Field(4, ge=1, description="Requests decoded together by the target.")
     row_chunk: int = Field(512, ge=1, description="Draft rows per forward; bounds the memory.")
 

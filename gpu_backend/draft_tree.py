@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from echo_policies.errors import InputError
 from gpu_backend.attention import ATTENTION_NAME, TreeRows, register_tree_attention
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.integer]
 
 
-def prepare_draft(model: PreTrainedModel) -> None:
-    """Switch a loaded decoder-only model to tree attention, for good.
+def prepare_draft(model: PreTrainedModel, vocab_size: int) -> None:
+    """Switch a loaded decoder-only model to tree attention and cut its head, for good.
+
+    Args:
+        model: the draft.
+        vocab_size: tokens that it may propose, those of the lowest ids; its logits end there.
 
     Raises:
         InputError: the model has layers that do not attend to their whole prefix.
@@ -38,6 +42,17 @@ def prepare_draft(model: PreTrainedModel) -> None:
         )
     register_tree_attention()
     model.set_attn_implementation(ATTENTION_NAME)
+    _cut_head(model, vocab_size)
+
+
+def _cut_head(model: PreTrainedModel, size: int) -> None:
+    """Let the head compute the first ``size`` logits only; the weights are shared, not copied."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    assert isinstance(head, nn.Linear), "a causal language model's head is one linear layer"
+    cut = type(head)(head.in_features, size, bias=head.bias is not None, device="meta")
+    for name, parameter in head.named_parameters(recurse=False):
+        setattr(cut, name, nn.Parameter(parameter[:size], requires_grad=False))
+    model.set_output_embeddings(cut)  # type: ignore[no-untyped-call]
 
 
 class DraftTree:
@@ -49,7 +64,6 @@ class DraftTree:
 
     Args:
         model: prepared by :func:`prepare_draft`.
-        vocab_size: real tokens, V; logits beyond are padding and are cut off before anything.
         prefix_capacity: tokens the prefix can hold.
         width: children kept per row.
         row_chunk: rows per forward; bounds the memory for logits at ``row_chunk * V``.
@@ -59,7 +73,6 @@ class DraftTree:
         self,
         model: PreTrainedModel,
         *,
-        vocab_size: int,
         prefix_capacity: int,
         width: int,
         row_chunk: int = 512,
@@ -68,7 +81,6 @@ class DraftTree:
         config = model.config
         heads = config.num_attention_heads
         self._model = model
-        self._vocab_size = vocab_size
         self._width = width
         self._row_chunk = row_chunk
         self._store = KvStore(
@@ -157,7 +169,7 @@ class DraftTree:
     def _forward(
         self, ids_K: Tensor, positions_K: Tensor, tree_rows: TreeRows, kept: Tensor
     ) -> Tensor:
-        """Logits ``[len(kept), V]`` of the kept rows, padding cut off."""
+        """Logits ``[len(kept), V]`` of the kept rows."""
         output = self._model(
             input_ids=ids_K[None],
             position_ids=positions_K[None],
@@ -165,7 +177,7 @@ class DraftTree:
             logits_to_keep=kept,
             tree_rows=tree_rows,
         )
-        logits: Tensor = output.logits[0, :, : self._vocab_size]
+        logits: Tensor = output.logits[0]
         return logits
 
     def _tensor(self, values: IntArray) -> Tensor:

@@ -116,12 +116,11 @@ def check_lengths(
 
 
 def record_request(
-    draft: PreTrainedModel, prompt: Prompt, output: TargetOutput, config: RecordConfig, vocab: int
+    draft: PreTrainedModel, prompt: Prompt, output: TargetOutput, config: RecordConfig
 ) -> RequestArrays:
     """Record all positions of one request with a draft from :func:`prepare_draft`."""
     tree = DraftTree(
         draft,
-        vocab_size=vocab,
         prefix_capacity=len(prompt.token_ids) + len(output.tokens),
         width=config.num_children,
         row_chunk=config.row_chunk,
@@ -146,12 +145,19 @@ def _open_pair(job: RecordingJob) -> _Pair:
     if job.draft is None:
         draft = ModelInfo(name="prompt lookup", weights=f"contexts of 1 to {MAX_NGRAM} tokens")
     else:
-        draft = models.describe_model(job.draft, dtype)
+        draft = _with_cut(models.describe_model(job.draft, dtype), job.config.draft_vocab)
         models.require_same_tokens(tokenizer, models.load_tokenizer(job.draft))
     fingerprint = models.tokenizer_fingerprint(tokenizer)
     vocab_size = models.real_vocab_size(tokenizer)
     recorded = _recorded_outputs(job, target)
     return _Pair(target, draft, tokenizer, vocab_size, fingerprint, recorded)
+
+
+def _with_cut(draft: ModelInfo, draft_vocab: int | None) -> ModelInfo:
+    if draft_vocab is None:
+        return draft
+    weights = f"{draft.weights}, head cut to {draft_vocab} tokens"
+    return draft.model_copy(update={"weights": weights})
 
 
 def _load_all_questions(job: RecordingJob, tokenizer: PreTrainedTokenizerBase) -> list[Question]:
@@ -245,8 +251,8 @@ def _request_recorder(
     draft = models.load_model(job.draft, job.config.dtype)
     lengths = {said.prompt.label: len(said.prompt.token_ids) for said in requests}
     check_lengths(lengths, job.config, models.context_limit(draft), "draft")
-    prepare_draft(draft)
-    return lambda said: record_request(draft, said.prompt, said.output, job.config, pair.vocab_size)
+    prepare_draft(draft, min(pair.vocab_size, job.config.draft_vocab or pair.vocab_size))
+    return lambda said: record_request(draft, said.prompt, said.output, job.config)
 
 
 def _trace(job: RecordingJob, pair: _Pair, requests: list[Answered], parts: PartStore) -> Trace:

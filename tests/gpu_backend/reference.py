@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from traces.schema import OUTSIDE_VOCAB
+
 
 class PlainDraft:
     """The distribution after a text, from the model as transformers runs it."""
@@ -95,6 +97,10 @@ def check_path(draft, arrays, p, text, output):
             continue
         logp = draft.log_probs([*text, *output[p + 1 : p + 1 + d]])
         token = output[p + 1 + d]
+        if token >= len(logp):
+            assert arrays.path_rank[p, d] == OUTSIDE_VOCAB
+            assert arrays.path_logp[p, d] == -np.inf
+            continue
         order = np.argsort(-logp, kind="stable").tolist()
         assert arrays.path_rank[p, d] == order.index(token)
         near(arrays.path_logp[p, d], logp[token])

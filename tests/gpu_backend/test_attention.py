@@ -9,7 +9,7 @@ from echo_policies.errors import InputError
 from gpu_backend.attention import TreeRows, merge, tree_attention
 from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.kv_store import KvStore
-from tests.gpu_backend.tiny import tiny_model
+from tests.gpu_backend.tiny import VOCAB, tiny_model
 
 HEADS, GROUPS, DIM, LAYER = 2, 3, 4, 1
 
@@ -116,7 +116,7 @@ def test_store_keeps_its_rows_when_it_grows():
 def test_sliding_window_is_refused():
     model = tiny_model(use_sliding_window=True, sliding_window=8, max_window_layers=0)
     with pytest.raises(InputError, match="attend to its whole prefix"):
-        prepare_draft(model)
+        prepare_draft(model, VOCAB)
 
 
 def test_variants_of_attention_are_refused():

@@ -9,6 +9,7 @@ from echo_policies.api import StepContext
 from echo_policies.gates.confidence import ConfidenceGate
 from echo_policies.registry import parse
 from echo_policies.session import open_session
+from gpu_backend.answers import Answered
 from gpu_backend.assembly import HeaderText, assemble
 from gpu_backend.draft_tree import DraftTree, prepare_draft
 from gpu_backend.drafter import DraftModelDrafter, TextVerifier
@@ -41,7 +42,7 @@ def recording():
     plain = PlainDraft(tiny_model(seed=3), VOCAB)
     output = mostly_agreeing(plain, EMITTED + config.chain_levels)
     draft = tiny_model(seed=3)
-    prepare_draft(draft)
+    prepare_draft(draft, VOCAB)
     prompt = Prompt(task="t", question_id="1", token_ids=PROMPT, split="evaluation")
     said = TargetOutput(tokens=output, num_emitted=EMITTED, finish_reason="length")
     trace = assemble(
@@ -49,12 +50,13 @@ def recording():
         HeaderText(name="tiny", costed_as="llama-3.1-8b", target_name="Target-1B"),
         target=ModelInfo(name="target"),
         draft=ModelInfo(name="draft"),
+        drafter="draft_model",
         tokenizer="",
         vocab_size=VOCAB,
         device="cpu",
         libraries={},
         date="2026-01-01",
-        requests=[(prompt, said, record_request(draft, prompt, said, config, VOCAB))],
+        requests=[(Answered(prompt, said), record_request(draft, prompt, said, config))],
     )
     validate(trace)
     return trace, draft, output
@@ -78,7 +80,7 @@ def test_live_equals_replay(recording, spec, k_max):
     if policy.scheduler.uses_gate:
         gate = ConfidenceGate(taus=((1, 0.1), (2, 0.05), (3, 0.01)))
         policy = policy.model_copy(update={"gate": gate})
-    tree = DraftTree(draft, vocab_size=VOCAB, prefix_capacity=len(PROMPT) + len(output), width=6)
+    tree = DraftTree(draft, prefix_capacity=len(PROMPT) + len(output), width=6)
     trie = NodeTrie(tree, PROMPT, output, max_branch=8, shares_path=False)
     live = DraftModelDrafter(trie, output)
     there, accepted_there = drafted(policy, live, TextVerifier(live), k_max)
@@ -99,7 +101,7 @@ def test_live_equals_replay(recording, spec, k_max):
 
 def test_more_children_than_kept_are_refused(recording):
     _, draft, output = recording
-    tree = DraftTree(draft, vocab_size=VOCAB, prefix_capacity=len(PROMPT) + len(output), width=6)
+    tree = DraftTree(draft, prefix_capacity=len(PROMPT) + len(output), width=6)
     live = DraftModelDrafter(NodeTrie(tree, PROMPT, output, max_branch=8), output)
     plan, _ = parse("eagle3:levels=2,top_k=7,nodes=4").scheduler.begin(None, None)
     assert "but 6 are kept" in live.objection(plan)

@@ -40,8 +40,8 @@ def test_products_round_once(monkeypatch):
 def test_draft_tree_runs_widened():
     model = tiny_model(seed=4).bfloat16()
     widen_linear_layers(model)
-    prepare_draft(model)
-    tree = DraftTree(model, vocab_size=VOCAB, prefix_capacity=16, width=4)
+    prepare_draft(model, VOCAB)
+    tree = DraftTree(model, prefix_capacity=16, width=4)
     scores, _, _ = tree.prefill(TEXT[0].tolist(), 0)
     plain = tiny_model(seed=4).bfloat16()(TEXT).logits[0].float().log_softmax(-1)
     best = plain.topk(4, dim=1).values

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpu_backend.config import RecordConfig
 from gpu_backend.draft_tree import prepare_draft
@@ -11,6 +13,7 @@ from gpu_backend.prompts import Prompt
 from gpu_backend.recording import record_request
 from tests.gpu_backend.reference import PlainDraft, check_position
 from tests.gpu_backend.tiny import VOCAB, tiny_model
+from traces.schema import OUTSIDE_VOCAB
 
 PROMPT = [3, 0, 4, 2, 4, 3, 1]
 
@@ -43,10 +46,10 @@ def recorded(
     config, output, num_emitted, *, kind="qwen2", vocab=VOCAB, width=VOCAB, dtype=torch.float32
 ):
     draft = tiny_model(kind, seed=3, vocab=width).to(dtype)
-    prepare_draft(draft)
+    prepare_draft(draft, vocab)
     prompt = Prompt(task="t", question_id="1", token_ids=PROMPT, split="evaluation")
     said = TargetOutput(tokens=output, num_emitted=num_emitted, finish_reason="length")
-    return record_request(draft, prompt, said, config, vocab)
+    return record_request(draft, prompt, said, config)
 
 
 def check_all(config, output, num_emitted, *, kind="qwen2", vocab=VOCAB, width=VOCAB):
@@ -86,6 +89,39 @@ def test_padding_rows_of_the_vocabulary_never_win():
     width = VOCAB + 40
     output = mostly_agreeing(PlainDraft(tiny_model(seed=3, vocab=width), VOCAB), 12)
     check_all(small_config(), output, 4, width=width)
+
+
+def test_head_cut_to_the_first_tokens():
+    """Tokens outside the draft's vocabulary get -inf and the sentinel; the rest share all mass."""
+    output = mostly_agreeing(PlainDraft(tiny_model(seed=3), VOCAB), 12)
+    check_all(small_config(), output, 4, vocab=VOCAB - 30, width=VOCAB)
+    arrays = recorded(small_config(), output, 4, vocab=VOCAB - 30)
+    assert (arrays.path_rank == OUTSIDE_VOCAB).any()
+
+
+@settings(max_examples=10)
+@given(
+    vocab=st.integers(2, VOCAB),
+    sizes=st.fixed_dictionaries(
+        {
+            "levels": st.integers(1, 4),
+            "chain_levels": st.integers(4, 7),
+            "beam_width": st.integers(1, 4),
+            "root_width": st.integers(1, 8),
+            "top_k": st.integers(1, 4),
+        }
+    ),
+    ranks=st.lists(st.sampled_from([0, 0, 0, 1, 5]), min_size=1, max_size=9),
+    cut=st.integers(0, 4),
+)
+def test_any_recording_equals_plain_forwards(vocab, sizes, ranks, cut):
+    config = small_config(**sizes)
+    plain = PlainDraft(tiny_model(seed=3), vocab)
+    text = list(PROMPT)
+    for rank in ranks:
+        text.append(plain.children(text, vocab)[0][min(rank, vocab - 1)])
+    output = text[len(PROMPT) :]
+    check_all(config, output, max(1, len(output) - cut), vocab=vocab)
 
 
 def test_one_level():
@@ -143,6 +179,6 @@ def test_half_precision_is_near():
 
 def test_model_is_not_switched_back():
     draft = tiny_model()
-    prepare_draft(draft)
+    prepare_draft(draft, VOCAB)
     with pytest.raises(TypeError, match="tree_rows"), torch.inference_mode():
         draft(torch.tensor([[1, 2]]))
