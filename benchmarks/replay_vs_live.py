@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from echo_policies.api import CalibrationContext, Policy, StepContext
+from echo_policies.api import CalibrationContext, Policy
 from echo_policies.registry import parse_list
-from echo_policies.session import Decision, open_session
 from gpu_backend import models
 from gpu_backend.config import RecordConfig
 from gpu_backend.draft_tree import DraftTree, prepare_draft
@@ -29,6 +28,7 @@ from gpu_backend.node_trie import NodeTrie
 from gpu_backend.prompts import load_prompts, task_name
 from traces.calibrate import calibration_samples
 from traces.library import open_trace
+from traces.positions import agreement, batch_context, drive
 from traces.replay import RecordedDrafter, RecordedVerifier, replay_tables
 from traces.schema import Trace
 
@@ -45,10 +45,8 @@ POLICIES = (
 class Tally:
     """What one policy did at all positions."""
 
-    positions: int = 0
-    unrevealed: int = 0
-    plans_differ: int = 0
-    accepted_differ: int = 0
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=np.int64))
+    """As `Agreement.counts` gives them."""
     first: list[str] = field(default_factory=list)
 
 
@@ -92,10 +90,11 @@ def main() -> None:
             )
         print(f"{_key(trace, request)}: {len(chosen)} positions", flush=True)
     for name, tally in tallies.items():
+        positions, unrevealed, plans, accepted = tally.counts
         print(
-            f"{name:24} positions {tally.positions:4}  with unrevealed nodes {tally.unrevealed:3}  "
-            f"of the others: plans differ {tally.plans_differ}, accepted lengths differ "
-            f"{tally.accepted_differ}  {' '.join(tally.first[:3])}"
+            f"{name:24} positions {positions:4}  with unrevealed nodes {unrevealed:3}  "
+            f"of the others: plans differ {plans}, accepted lengths differ {accepted}  "
+            f"{' '.join(tally.first[:3])}"
         )
 
 
@@ -140,41 +139,15 @@ def _compare(
     live.seek(position_B)
     played = RecordedDrafter(replay_tables(trace))
     played.seek(position_B + trace.positions(request).start)
-    ctx = _context(trace, request, chosen, k_per_request)
+    remaining_B = trace.header.requests[request].max_new_tokens - 1 - position_B
+    ctx = batch_context(remaining_B, k_per_request)
     with torch.inference_mode():
-        there = open_session(policy, live).decide(ctx, None)
-        here = open_session(policy, played).decide(ctx, None)
-        accepted_there = TextVerifier(live).verify(there.forest, there.keep_BN)
-        accepted_here = RecordedVerifier(played).verify(here.forest, here.keep_BN)
-    revealed = played.unrevealed_B == 0
-    differs = _plans_differ(there, here) & revealed
-    tally.positions += len(chosen)
-    tally.unrevealed += int((~revealed).sum())
-    tally.plans_differ += int(differs.sum())
-    tally.accepted_differ += int(((accepted_there != accepted_here) & revealed).sum())
-    tally.first += [f"{_key(trace, request)}@{chosen[i]}" for i in np.flatnonzero(differs)]
-
-
-def _context(trace: Trace, request: int, chosen: np.ndarray, k_per_request: int) -> StepContext:
-    remaining = trace.header.requests[request].max_new_tokens - 1 - torch.from_numpy(chosen)
-    live = torch.ones(len(chosen), dtype=torch.bool)
-    number = torch.arange(len(chosen))
-    limit = int(remaining.max()) - 1
-    return StepContext(k_per_request * len(chosen), 0, live, remaining, number, limit)
-
-
-def _plans_differ(there: Decision, here: Decision) -> torch.Tensor:
-    """bool [B]: kept nodes differ, as paths of places from the root."""
-    kept_there, kept_here = _kept(there), _kept(here)
-    return torch.tensor([a != b for a, b in zip(kept_there, kept_here, strict=True)])
-
-
-def _kept(decision: Decision) -> list[set[tuple[int, int]]]:
-    found: list[set[tuple[int, int]]] = [set() for _ in range(decision.keep_BN.shape[0])]
-    for depth, part in enumerate(decision.forest.split(decision.keep_BN)):
-        for request, place in part.nonzero().tolist():
-            found[request].add((depth, place))
-    return found
+        there = drive(policy, live, TextVerifier(live), ctx)
+        here = drive(policy, played, RecordedVerifier(played), ctx)
+    found = agreement(there, here, played.unrevealed_B == 0)
+    tally.counts += found.counts()
+    differs = np.flatnonzero(found.plan_differs_B)
+    tally.first += [f"{_key(trace, request)}@{chosen[i]}" for i in differs]
 
 
 if __name__ == "__main__":

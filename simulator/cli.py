@@ -11,6 +11,7 @@ import typer
 
 from echo_policies.errors import EchoError, InputError
 from simulator.costs_cli import app as costs_app
+from simulator.traces_cli import app as traces_app
 
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells give it."""
@@ -22,13 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Replay speculative-decoding policies on recordings, in a simulated serving engine.",
 )
-traces_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List, describe, check and convert traces."
-)
 app.add_typer(traces_app, name="traces")
 app.add_typer(costs_app, name="costs")
 
-Trace = Annotated[str, typer.Argument(help="Path of a trace, or the name of a bundled one.")]
 PolicyOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -234,56 +231,6 @@ def check_policy(
     console().print(render(results))
     if any(result.status == "failed" for result in results):
         raise typer.Exit(1)
-
-
-@traces_app.command("list")
-def traces_list() -> None:
-    """List the bundled traces."""
-    from simulator.listings import print_traces
-
-    print_traces()
-
-
-@traces_app.command("info")
-def traces_info(trace: Trace) -> None:
-    """Describe a trace: provenance, models, data sets, acceptance, calibration error."""
-    from simulator.listings import print_card
-    from traces.library import open_trace
-
-    print_card(open_trace(trace))
-
-
-@traces_app.command("validate")
-def traces_validate(trace: Trace) -> None:
-    """Check every invariant of the format; exit with 1 and every finding if one is broken."""
-    from traces.library import resolve
-    from traces.store import load
-    from traces.validate import check
-
-    path = resolve(trace)
-    findings = check(load(path, validates=False))
-    for finding in findings:
-        typer.echo(finding)
-    if findings:
-        raise typer.Exit(1)
-    typer.echo(f"{path.name}: every invariant holds.")
-
-
-@traces_app.command("convert")
-def traces_convert(
-    trace: Trace,
-    out: Annotated[Path, typer.Argument(help="New file: .safetensors or .pkl.")],
-) -> None:
-    """Write a trace in the other format; the content digest stays the same."""
-    from simulator.output import check_writable
-    from traces.library import open_trace
-    from traces.store import save
-
-    if out.suffix.lower() not in {".safetensors", ".pkl"}:
-        raise InputError(f"A trace file must end in .safetensors or .pkl; got {out}.")
-    check_writable([out])
-    save(open_trace(trace), out)
-    typer.echo(f"Wrote {out}.")
 
 
 def _integers(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -8,9 +8,7 @@ from echo_policies.presets import PRESETS
 from echo_policies.registry import available, parse
 from simulator.calibration import Calibration
 from simulator.output import console, provenance
-from traces.card import TraceCard, describe
 from traces.library import available as bundled_traces
-from traces.schema import Trace
 from traces.store import load
 from traces.table import number
 
@@ -44,55 +42,6 @@ def print_traces() -> None:
             f"{header.costing.target}, tp {header.costing.tp}, {header.costing.hardware}",
         )
     console().print(table)
-
-
-def print_card(trace: Trace) -> None:
-    """Describe one trace."""
-    card = describe(trace)
-    out = console()
-    out.print(f"{card.name}: {provenance(card.provenance)}", soft_wrap=True, markup=False)
-    for model, role in ((card.target, "target"), (card.draft, "draft")):
-        details = ", ".join(filter(None, (model.weights, model.dtype)))
-        out.print(f"{role:7} {model.name} ({details})", soft_wrap=True, markup=False)
-        if model.digest:
-            out.print(f"        sha256 {model.digest}", soft_wrap=True)
-    lines = [
-        f"drafter {card.drafter}, temperature {card.temperature:g}",
-        f"licence {card.licence or 'not stated'}",
-        f"digest  {card.digest}",
-        f"arrays  {card.array_bytes / 1e6:.1f} MB",
-        *(f"source  {source}" for source in card.provenance.sources),
-        *(f"note    {note}" for note in card.provenance.notes),
-    ]
-    for line in lines:
-        out.print(line, soft_wrap=True, markup=False)
-    out.print(_acceptance_table(card))
-    for walk in card.walks:
-        out.print(
-            f"chain of {walk.levels}: acceptance length {walk.acceptance_length:.3f} over "
-            f"{walk.steps} steps, lag-1 autocorrelation {walk.autocorrelation:.2f}"
-        )
-    out.print(
-        f"target token among the draft's top 10 at depth 1: {card.coverage:.3f}; "
-        f"calibration error of the top-1 probability: {card.calibration_error:.3f}",
-        soft_wrap=True,
-    )
-
-
-def _acceptance_table(card: TraceCard) -> Table:
-    table = Table(title="greedy chain accepted up to level", title_justify="left", pad_edge=False)
-    levels = min(8, len(card.acceptance.by_level))
-    for name in ("data set", "calibration", "evaluation", *map(str, range(1, levels + 1))):
-        table.add_column(name, justify="left" if name == "data set" else "right")
-    rows = {"all": card.acceptance, **card.acceptance_by_task}
-    for task, accepted in rows.items():
-        counts = [
-            f"{sum(g.requests for g in groups)} ({sum(g.positions for g in groups)})"
-            for split in ("calibration", "evaluation")
-            for groups in [[g for g in card.groups if g.split == split and task in {"all", g.task}]]
-        ]
-        table.add_row(task, *counts, *(number(share, 3) for share in accepted.by_level[:levels]))
-    return table
 
 
 def print_calibration(fitted: Calibration) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from pydantic import TypeAdapter
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from echo_policies.errors import InputError
 from simulator.results import BatchResult, Result, Row
@@ -76,6 +81,25 @@ def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, and say so."""
     write_whole(path, text.encode())
     console().print(f"Wrote {path}", soft_wrap=True)
+
+
+def json_text(value: Any) -> str:
+    """A dataclass as JSON; figures that do not exist are null."""
+    return TypeAdapter(type(value)).dump_json(value, indent=2).decode() + "\n"
+
+
+def print_figures(
+    out: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """Print a blank line, a title and a table whose columns but the first are right-aligned."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for cells in rows:
+        table.add_row(*map(escape, cells))
+    out.print()
+    out.print(title, soft_wrap=True, markup=False, style="bold")
+    out.print(table)
 
 
 def print_result(result: Result) -> None:

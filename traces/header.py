@@ -1,8 +1,10 @@
-"""A trace's header as text: sorted JSON out, a validated header or one sentence in."""
+"""A trace's header as text: sorted JSON out, a validated header or one sentence in; differences."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -56,3 +58,33 @@ def _sentence(error: ValidationError) -> str:
     given = "" if first["type"] == "missing" else f"; got {first['input']!r:.80}"
     rule = first["msg"][:1].lower() + first["msg"][1:]
     return f"{field}: {rule}{given}{more}. Fix the header or record the trace again."
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDifference:
+    """A header field with its two values, as they stand in JSON."""
+
+    field: str
+    """Dotted, such as ``target.dtype``."""
+    one: Any
+    other: Any
+
+
+def differing_fields(one: TraceHeader, other: TraceHeader) -> list[FieldDifference]:
+    """Fields in which two headers differ, in the order of the format; requests are left out."""
+    fields = [
+        _flat("", header.model_dump(mode="json", exclude={"requests"})) for header in (one, other)
+    ]
+    names = dict.fromkeys([*fields[0], *fields[1]])
+    pairs = ((name, fields[0].get(name), fields[1].get(name)) for name in names)
+    return [FieldDifference(name, a, b) for name, a, b in pairs if a != b]
+
+
+def _flat(prefix: str, value: dict[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, entry in value.items():
+        flat |= (
+            _flat(f"{prefix}{name}.", entry) if isinstance(entry, dict) else {prefix + name: entry}
+        )
+    return flat

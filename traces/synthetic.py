@@ -46,7 +46,7 @@ class FitRow:
     walked: float
     """Of the walk from every request's first position; each last step counts in full."""
     emitted: float
-    """Of the same walk with nothing emitted past the end of a request, as `traces.card` counts."""
+    """Of the same walk with nothing emitted past the end, as `traces.chain_walk` counts."""
 
 
 def make_synthetic(

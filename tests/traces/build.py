@@ -6,6 +6,7 @@ draft is about calibrated, as a good one is. Shape letters as in `traces.schema`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from traces.schema import (
     TraceHeader,
 )
 from traces.store import make_trace
+from traces.validate import named_arrays
 
 Array = npt.NDArray[Any]
 TASKS = ("chat", "code", "maths")
@@ -234,3 +236,18 @@ def _header(infos: tuple[RequestInfo, ...], sizes: Sizes) -> TraceHeader:
         ),
         requests=infos,
     )
+
+
+def subset(trace: Trace, requests: Sequence[int]) -> Trace:
+    """Some requests of a trace, in the order given."""
+    arrays: dict[str, Array] = {}
+    for name, array in named_arrays(trace.arrays).items():
+        if name.endswith("_offset"):
+            sizes = np.diff(array)[list(requests)]
+            arrays[name] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            continue
+        offset = trace.arrays.token_offset if name == "tokens" else trace.arrays.position_offset
+        arrays[name] = np.concatenate([array[offset[q] : offset[q + 1]] for q in requests])
+    infos = tuple(trace.header.requests[q] for q in requests)
+    header = trace.header.model_copy(update={"requests": infos})
+    return make_trace(header, TraceArrays(**arrays))

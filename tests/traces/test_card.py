@@ -1,74 +1,71 @@
-"""Figures of a trace against known answers and slow, plain computations."""
+"""The card of a trace: every group, overall and by data set, adds up."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from tests.traces.build import Sizes, random_trace, traces
-from traces.card import acceptance, autocorrelation, calibration_error, chain_walk, describe
-from traces.schema import PAST_END, Trace
-
-
-def test_acceptance_by_level() -> None:
-    ranks = np.array([[0, 0, 0], [0, 1, 0], [0, 0, PAST_END], [2, 0, -1]], np.int32)
-    assert acceptance(ranks).by_level == (3 / 4, 2 / 4, 1 / 3)
-    ended = acceptance(np.array([[0, PAST_END]], np.int32)).by_level
-    assert ended[0] == 1
-    assert math.isnan(ended[1])
-
-
-@settings(deadline=None, max_examples=30)
-@given(trace=traces())
-def test_a_walk_emits_every_token_once(trace: Trace) -> None:
-    for levels in range(1, trace.header.chain_levels + 1):
-        steps = emitted = 0
-        for q in range(trace.num_requests):
-            ranks = trace.arrays.path_rank[trace.positions(q)]
-            position = 0
-            while position < len(ranks):
-                accepted = 0
-                while accepted < levels and ranks[position, accepted] == 0:
-                    accepted += 1
-                steps += 1
-                emitted += min(accepted + 1, len(ranks) - position)
-                position += accepted + 1
-        walk = chain_walk(trace, levels)
-        assert walk.steps == steps
-        assert walk.acceptance_length == pytest.approx(emitted / steps)
-
-
-def test_autocorrelation_of_known_series() -> None:
-    assert autocorrelation([np.array([0, 1] * 50)]) == pytest.approx(-1)
-    assert autocorrelation([np.array([0] * 500 + [1] * 500)]) == pytest.approx(1, abs=0.01)
-    assert math.isnan(autocorrelation([np.array([3]), np.array([4])]))
-    assert math.isnan(autocorrelation([np.array([2, 2, 2])]))
-
-
-def test_calibration_error_of_known_predictions() -> None:
-    hit = np.arange(1000) % 10 == 0
-    assert calibration_error(np.full(1000, 0.1), hit) == pytest.approx(0)
-    assert calibration_error(np.full(1000, 0.6), hit) == pytest.approx(0.5)
-    assert calibration_error(np.array([0.9]), np.array([True])) == pytest.approx(0.1)
+from traces.card import describe
+from traces.realism import realism
+from traces.schema import Trace
 
 
 def test_the_card_of_a_trace() -> None:
     sizes = Sizes(root_width=16, chain_levels=6, min_tokens=100, max_tokens=100)
     trace = random_trace(np.random.default_rng(0), 9, sizes)
     card = describe(trace)
-    assert [(g.task, g.split, g.requests, g.positions) for g in card.groups] == [
-        ("chat", "evaluation", 3, 297),
-        ("code", "calibration", 3, 297),
-        ("maths", "evaluation", 3, 297),
-    ]
-    assert [walk.levels for walk in card.walks] == [3, 5]
-    assert list(card.acceptance_by_task) == ["chat", "code", "maths"]
-    assert card.acceptance.positions == sum(a.positions for a in card.acceptance_by_task.values())
-    assert list(card.acceptance.by_level) == sorted(card.acceptance.by_level, reverse=True)
-    assert 0.5 < card.acceptance.by_level[0] <= card.coverage <= 1
-    assert card.calibration_error < 0.15
+    assert list(card.by_task) == ["chat", "code", "maths"]
+    splits = {
+        task: {name: (size.requests, size.positions) for name, size in group.splits.items()}
+        for task, group in card.by_task.items()
+    }
+    assert splits == {
+        "chat": {"calibration": (0, 0), "evaluation": (3, 297)},
+        "code": {"calibration": (3, 297), "evaluation": (0, 0)},
+        "maths": {"calibration": (0, 0), "evaluation": (3, 297)},
+    }
+    overall = card.overall
+    assert (overall.requests, overall.positions) == (9, 891)
+    assert overall.output_tokens.quartiles == (100, 100, 100)
+    assert [walk.levels for walk in overall.walks] == [3, 5]
+    chain = overall.within_first[1].cumulative
+    assert list(chain) == sorted(chain, reverse=True)
+    assert 0.5 < chain[0] == overall.ranks[0]["1"]
+    # The builder draws the target from the draft, so that it is about calibrated.
+    assert overall.reliability[0].ece_equal_mass < 0.15
+    assert overall.reliability[0].auc > 0.7
     assert card.digest == trace.digest
     assert card.array_bytes > 297 * 3 * 16 * 2
+
+
+def test_lengths_of_hand_made_requests() -> None:
+    trace = random_trace(np.random.default_rng(2), 3)
+    group = realism(trace, [0, 2])
+    prompts = [trace.header.requests[q].prompt_tokens for q in (0, 2)]
+    outputs = [len(trace.output_tokens(q)) for q in (0, 2)]
+    for lengths, tokens in ((group.prompt_tokens, prompts), (group.output_tokens, outputs)):
+        assert (lengths.least, lengths.most) == (min(tokens), max(tokens))
+        assert lengths.mean == lengths.quartiles[1] == sum(tokens) / 2
+    reasons = [trace.header.requests[q].finish_reason for q in (0, 2)]
+    assert group.finish_reasons == {reason: reasons.count(reason) for reason in set(reasons)}
+
+
+@settings(deadline=None, max_examples=20)
+@given(trace=traces())
+def test_data_sets_add_up(trace: Trace) -> None:
+    card = describe(trace)
+    groups = list(card.by_task.values())
+    overall = card.overall
+    assert overall.positions == trace.num_positions == sum(g.positions for g in groups)
+    assert overall.requests == sum(g.requests for g in groups)
+    assert sum(overall.finish_reasons.values()) == overall.requests
+    assert sum(size.positions for size in overall.splits.values()) == overall.positions
+    for level, report in enumerate(overall.reliability):
+        assert report.accepted == overall.within_first[1].succeeded[level]
+        assert report.accepted == sum(g.reliability[level].accepted for g in groups)
+        assert math.isnan(report.ece) or 0 <= report.ece <= 1
+    correlation = overall.position_autocorrelation.pooled
+    assert math.isnan(correlation) or -1 <= correlation <= 1

@@ -11,7 +11,8 @@ import pytest
 
 from echo_policies.errors import InputError, UnknownNameError
 from tests.traces.build import Sizes, random_trace
-from traces.card import chain_walk, describe
+from traces.card import describe
+from traces.chain_walk import chain_walk
 from traces.published import QWEN235B, SyntheticSpec
 from traces.schema import SOURCE_MARK, Trace, TraceArrays
 from traces.store import load, make_trace, save
