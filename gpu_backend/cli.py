@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from echo_policies.errors import EchoError
-from gpu_backend import package_version
-
-USER_ERROR = 2
-INTERRUPTED = 130
+from gpu_backend import models_cli, package_version
+from gpu_backend.models_cli import MODEL_HELP, locate_models
+from gpu_backend.user_errors import user_errors
 
 app = typer.Typer(
     name="run_gpu",
@@ -24,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(models_cli.app, name="models")
 
 
 def main() -> None:
@@ -53,8 +49,8 @@ def run_gpu(
 @app.command()
 def record(
     *,
-    target: Annotated[Path, typer.Option(help="Target: a model directory or .gguf file.")],
-    draft: Annotated[Path, typer.Option(help="Draft: a model directory or .gguf file.")],
+    target: Annotated[str, typer.Option(help=f"Target: {MODEL_HELP}")],
+    draft: Annotated[str, typer.Option(help="Draft, likewise.")],
     prompts: Annotated[
         list[Path], typer.Option(help="JSONL file of prompts; repeat it for more data sets.")
     ],
@@ -63,11 +59,10 @@ def record(
         str, typer.Option(help="Catalogue target that the recording is costed as by default.")
     ] = "llama-3.1-8b",
     target_name: Annotated[
-        str | None, typer.Option(help="Name of the target; the file's own if unset.")
+        str | None,
+        typer.Option(help="Name of the target; as it was given, or the file's own, if unset."),
     ] = None,
-    draft_name: Annotated[
-        str | None, typer.Option(help="Name of the draft; the file's own if unset.")
-    ] = None,
+    draft_name: Annotated[str | None, typer.Option(help="Name of the draft, likewise.")] = None,
     recorded_as: Annotated[str, typer.Option(help="Catalogue name of the pair itself.")] = "",
     name: Annotated[
         str | None, typer.Option(help="Name of the recording; --out's if unset.")
@@ -109,7 +104,7 @@ def record(
     from gpu_backend.recording import RecordingJob
     from gpu_backend.recording import record as run_recording
 
-    with _user_errors("Give the same command again to go on; at most one request was lost."):
+    with user_errors("Give the same command again to go on; at most one request was lost."):
         config = build_config(
             max_new_tokens=max_new_tokens,
             requests_per_set=requests_per_set,
@@ -124,31 +119,21 @@ def record(
             target_batch=target_batch,
             row_chunk=row_chunk,
         )
+        target_model, draft_model = locate_models(target, draft)
         text = HeaderText(
             name=name or out.name.removesuffix(".safetensors"),
             costed_as=costed_as,
             recorded_as=recorded_as,
             licence=licence,
-            target_name=target_name,
-            draft_name=draft_name,
+            target_name=target_name or target_model.name,
+            draft_name=draft_name or draft_model.name,
         )
-        job = RecordingJob(target, draft, tuple(prompts), out, config, text, task)
+        job = RecordingJob(
+            target_model.path, draft_model.path, tuple(prompts), out, config, text, task
+        )
         with ProgressBars() as bars:
             trace = run_recording(job, bars.update)
     typer.echo(f"{out}: {trace.num_requests} requests, {trace.num_positions} positions.")
-
-
-@contextmanager
-def _user_errors(on_interrupt: str) -> Iterator[None]:
-    """Print an error of the user's as one sentence and exit; anything else is a bug of ours."""
-    try:
-        yield
-    except EchoError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(USER_ERROR) from None
-    except KeyboardInterrupt:
-        print(f"Stopped. {on_interrupt}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":
