@@ -90,6 +90,11 @@ def reading_errors(path: Path, what: str, bytes_per_parameter: int | None = None
         if any(mark in str(error) for mark in _NO_MEMORY):
             raise _no_memory(path, bytes_per_parameter) from error
         raise InputError(f"{path}: the {what} cannot be read: {_first_line(error)}") from error
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        # The tokenizers library knows no other kind.
+        raise InputError(f"{path}: the {what} cannot be read: {_first_line(error)}") from error
 
 
 def check_weights(path: Path, loading: dict[str, Any]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpu_backend.sources.errors import Report
-from gpu_backend.sources.locate import LocatedModel
 from gpu_backend.user_errors import user_errors
+
+if TYPE_CHECKING:
+    from gpu_backend.sources.locate import LocatedModel
 
 _GOES_ON: Final = "Give the same command again: the fetch goes on where it was."
 
@@ -51,11 +52,10 @@ def locate_models(*texts: str) -> list[LocatedModel]:
     from gpu_backend.sources.progress import FetchBars
 
     with user_errors(_GOES_ON), FetchBars() as bars:
-        report: Report = bars.update
         entries = load_catalogue()
         # All are understood before the first is fetched: a slip in the second costs no download.
         requests = [understand(text, entries) for text in texts]
-        found = [locate(request, report) for request in requests]
+        found = [locate(request, bars.update) for request in requests]
     for model in found:
         if model.name is not None:
             note = f" ({model.note})" if model.note else ""

