@@ -58,9 +58,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             raise no_space(folder) from error
+        reason = error.strerror or str(error).partition("\n")[0]
         raise InputError(
-            f"{error.filename or folder} cannot be used ({error.strerror or error}): choose "
-            "another folder for models with the environment variable ECHO_MODELS."
+            f"{error.filename or folder} cannot be used ({reason}): choose another folder for "
+            "models with the environment variable ECHO_MODELS (HF_HOME for the hub's)."
         ) from error
 
 

@@ -128,7 +128,7 @@ def fetch(name: str, report: Report) -> Path:
     api = make_api()
     if is_offline():
         raise UnreachableError("HF_HUB_OFFLINE forbids asking the hub")
-    with _hub_errors(repo):
+    with disk_errors(_cache_folder()), _hub_errors(repo):
         info = api.model_info(repo, files_metadata=True, timeout=10)
         sizes = {s.rfilename: s.size or 0 for s in info.siblings or []}
         wanted = _wanted(repo, sizes, file)
@@ -136,18 +136,13 @@ def fetch(name: str, report: Report) -> Path:
 
 
 def _download(api: HfApi, name: str, sizes: dict[str, int], report: Report) -> Path:
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
     repo, file = split_name(name) or ("", None)
-    cache = Path(constants.HF_HUB_CACHE)
-    with disk_errors(cache):
-        cache.mkdir(parents=True, exist_ok=True)
-        missing = [
-            f
-            for f in sizes
-            if not isinstance(try_to_load_from_cache(repo, f, cache_dir=cache), str)
-        ]
-        require_space(cache, sum(sizes[f] for f in missing))
+    cache = _cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    there = {f for f in sizes if isinstance(try_to_load_from_cache(repo, f, cache_dir=cache), str)}
+    require_space(cache, sum(size for f, size in sizes.items() if f not in there))
     total, done = sum(sizes.values()), 0
     paths = []
     for wanted, size in sizes.items():
@@ -162,6 +157,12 @@ def _download(api: HfApi, name: str, sizes: dict[str, int], report: Report) -> P
     if not all((folder / f).exists() for f in sizes):
         raise InputError(f"{repo} changed while it was fetched: give the same command again.")
     return folder
+
+
+def _cache_folder() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def _wanted(repo: str, sizes: dict[str, int], file: str | None) -> list[str]:
@@ -223,6 +224,7 @@ def _hub_errors(repo: str) -> Iterator[None]:
 
     # The base error of the HTTP library, whose name changes between versions of the hub's.
     http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+    transfer_error: type[Exception] = getattr(errors, "XetDownloadError", http_error)
     try:
         yield
     except errors.GatedRepoError as error:
@@ -243,5 +245,9 @@ def _hub_errors(repo: str) -> Iterator[None]:
         raise InputError(f"The hub refused {repo} with status {status}.") from error
     except http_error as error:
         raise UnreachableError("the hub cannot be reached") from error
+    except transfer_error as error:
+        raise InputError(
+            f"The transfer of {repo} broke off: give the same command again."
+        ) from error
     except errors.HFValidationError as error:
         raise InputError(f"{repo!r} is no name of a repository: {error}") from error

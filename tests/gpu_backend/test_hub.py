@@ -1,10 +1,12 @@
 """Models of a hub, from a server on this machine."""
 
+import errno
 import json
 from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import XetDownloadError
 
 from echo_policies.errors import InputError, MissingExtraError
 from gpu_backend import models
@@ -108,6 +110,27 @@ def test_too_little_space(server, monkeypatch):
     with pytest.raises(InputError, match="HF_HOME"):
         hub.fetch("tiny/model", ignore)
     assert server.fetched == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "make room"),
+        (
+            OSError("Consistency check failed\nmore"),
+            r"\(Consistency check failed\): choose another",
+        ),
+        (XetDownloadError("x"), "broke off: give the same command again"),
+    ],
+)
+def test_transfer_that_breaks_off(server, monkeypatch, error, said):
+    def failing(*args, **options):
+        raise error
+
+    server.repositories["tiny/model"] = WHOLE
+    monkeypatch.setattr(HfApi, "hf_hub_download", failing)
+    with pytest.raises(InputError, match=said):
+        hub.fetch("tiny/model", ignore)
 
 
 def test_without_the_library(monkeypatch):
