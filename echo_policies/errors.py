@@ -21,6 +21,12 @@ import difflib
 from collections.abc import Iterable
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence, with a space in front, that offers the nearest known name; empty if none is."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 class EchoError(Exception):
     """Base of every error raised on purpose by this project."""
 
@@ -43,8 +49,7 @@ class UnknownNameError(InputError):
         self.kind = kind
         self.name = name
         self.known = sorted(known)
-        near = difflib.get_close_matches(name, self.known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, self.known)
         super().__init__(f"No {kind} named {name!r}.{hint} Known: {', '.join(self.known)}.")
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from echo_policies.errors import EchoError
-from gpu_backend import package_version
-
-USER_ERROR = 2
-INTERRUPTED = 130
+from gpu_backend import models_cli, package_version
+from gpu_backend.models_cli import MODEL_HELP, locate_models
+from gpu_backend.user_errors import user_errors
 
 PROMPT_LOOKUP = "prompt-lookup"
 """Draft that is no model but looks the text up in itself."""
@@ -27,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(models_cli.app, name="models")
 
 
 def main() -> None:
@@ -56,10 +52,8 @@ def run_gpu(
 @app.command()
 def record(
     *,
-    target: Annotated[Path, typer.Option(help="Target: a model directory or .gguf file.")],
-    draft: Annotated[
-        str, typer.Option(help=f"Draft: a model directory, a .gguf file, or {PROMPT_LOOKUP!r}.")
-    ],
+    target: Annotated[str, typer.Option(help=f"Target: {MODEL_HELP}")],
+    draft: Annotated[str, typer.Option(help=f"Draft, likewise, or {PROMPT_LOOKUP!r}.")],
     prompts: Annotated[
         list[Path], typer.Option(help="JSONL file of prompts; repeat it for more data sets.")
     ],
@@ -68,11 +62,10 @@ def record(
         str, typer.Option(help="Catalogue target that the recording is costed as by default.")
     ] = "llama-3.1-8b",
     target_name: Annotated[
-        str | None, typer.Option(help="Name of the target; the file's own if unset.")
+        str | None,
+        typer.Option(help="Name of the target; as it was given, or the file's own, if unset."),
     ] = None,
-    draft_name: Annotated[
-        str | None, typer.Option(help="Name of the draft; the file's own if unset.")
-    ] = None,
+    draft_name: Annotated[str | None, typer.Option(help="Name of the draft, likewise.")] = None,
     recorded_as: Annotated[str, typer.Option(help="Catalogue name of the pair itself.")] = "",
     name: Annotated[
         str | None, typer.Option(help="Name of the recording; --out's if unset.")
@@ -128,7 +121,7 @@ def record(
     from gpu_backend.recording import RecordingJob
     from gpu_backend.recording import record as run_recording
 
-    with _user_errors("Give the same command again to go on; at most one request was lost."):
+    with user_errors("Give the same command again to go on; at most one request was lost."):
         config = build_config(
             max_new_tokens=max_new_tokens,
             requests_per_set=requests_per_set,
@@ -145,17 +138,20 @@ def record(
             target_batch=target_batch,
             row_chunk=row_chunk,
         )
+        names = [target] if draft == PROMPT_LOOKUP else [target, draft]
+        target_model, *draft_models = locate_models(*names)
+        draft_model = draft_models[0] if draft_models else None
         text = HeaderText(
             name=name or out.name.removesuffix(".safetensors"),
             costed_as=costed_as,
             recorded_as=recorded_as,
             licence=licence,
-            target_name=target_name,
-            draft_name=draft_name,
+            target_name=target_name or target_model.name,
+            draft_name=draft_name or (None if draft_model is None else draft_model.name),
         )
         job = RecordingJob(
-            target=target,
-            draft=None if draft == PROMPT_LOOKUP else Path(draft),
+            target=target_model.path,
+            draft=None if draft_model is None else draft_model.path,
             prompts=tuple(prompts),
             out=out,
             config=config,
@@ -166,19 +162,6 @@ def record(
         with ProgressBars() as bars:
             trace = run_recording(job, bars.update)
     typer.echo(f"{out}: {trace.num_requests} requests, {trace.num_positions} positions.")
-
-
-@contextmanager
-def _user_errors(on_interrupt: str) -> Iterator[None]:
-    """Print an error of the user's as one sentence and exit; anything else is a bug of ours."""
-    try:
-        yield
-    except EchoError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(USER_ERROR) from None
-    except KeyboardInterrupt:
-        print(f"Stopped. {on_interrupt}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from echo_policies.errors import InputError
 _MAGIC: Final = b"GGUF"
 _STRING: Final = 8
 _ARRAY: Final = 9
+_VOCABULARY: Final = "tokenizer."
 # Value types by number in the GGUF specification, as struct formats.
 _SCALARS: Final = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -22,7 +23,7 @@ _SCALARS: Final = {
 
 
 def read_general(path: Path) -> dict[str, object]:
-    """Entries of a GGUF file in front of its first array, by key.
+    """Entries of a GGUF file in front of its vocabulary, by key; arrays are passed over.
 
     Raises:
         InputError: the file is not a GGUF file of version 2 or 3, or ends early.
@@ -32,7 +33,7 @@ def read_general(path: Path) -> dict[str, object]:
             raise InputError(f"{path}: a .gguf file must start with 'GGUF'; this one does not.")
         try:
             return _entries(file)
-        except (struct.error, UnicodeDecodeError, KeyError):
+        except (struct.error, UnicodeDecodeError, KeyError, OverflowError, MemoryError):
             raise InputError(
                 f"{path}: the GGUF header cannot be read. The file is cut short or damaged; "
                 "fetch it again and compare its SHA-256."
@@ -45,10 +46,19 @@ def _entries(file: BinaryIO) -> dict[str, object]:
     for _ in range(int(count)):
         key = _string(file)
         (kind,) = _unpack(file, "I")
-        if kind == _ARRAY:
+        if kind != _ARRAY:
+            entries[key] = _value(file, int(kind))
+        elif key.startswith(_VOCABULARY):
             break
-        entries[key] = _string(file) if kind == _STRING else _unpack(file, _SCALARS[int(kind)])[0]
+        else:
+            item, length = _unpack(file, "IQ")
+            for _ in range(int(length)):
+                _value(file, int(item))
     return entries
+
+
+def _value(file: BinaryIO, kind: int) -> object:
+    return _string(file) if kind == _STRING else _unpack(file, _SCALARS[kind])[0]
 
 
 def _string(file: BinaryIO) -> str:

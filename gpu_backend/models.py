@@ -1,4 +1,4 @@
-"""Models and tokenizers from a local directory or a GGUF file; never from a hub."""
+"""Models and tokenizers from a local directory or a GGUF file; `sources` brings them there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from echo_policies.errors import InputError, MissingExtraError
 from gpu_backend.config import DtypeName
 from gpu_backend.gguf_header import read_general
 from gpu_backend.half_products import needs_widening, widen_linear_layers
+from gpu_backend.model_files import (
+    check_architecture,
+    check_weights,
+    reading_errors,
+    require_model,
+)
 from traces.schema import ModelInfo
 
 if TYPE_CHECKING:
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
 
 # Converters fill a vocabulary up to the width of the logits with such names.
 _PADDING_TOKEN = re.compile(r"\[PAD\d+\]")
+# A folder of the hub's cache is named by the revision that it holds.
+_REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 def describe_model(path: Path, dtype: DtypeName) -> ModelInfo:
@@ -27,11 +35,11 @@ def describe_model(path: Path, dtype: DtypeName) -> ModelInfo:
     Raises:
         InputError: the path does not exist or holds no model.
     """
-    _require_model(path)
+    require_model(path)
     if path.is_dir():
         files = sorted(path.glob("*.safetensors"))
         digest = _sha256(files[0]) if len(files) == 1 else ""
-        return ModelInfo(name=path.name, digest=digest, dtype=dtype, weights="safetensors")
+        return ModelInfo(name=path.name, digest=digest, dtype=dtype, weights=_safetensors(path))
     entries = read_general(path)
     return ModelInfo(
         name=str(entries.get("general.name", path.stem)),
@@ -47,15 +55,14 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     Raises:
         InputError: the path does not exist or holds no tokenizer that can be read.
     """
-    _require_model(path)
+    require_model(path)
     _require_transformers()
     from transformers import AutoTokenizer
 
+    check_architecture(path)
     source, options = _source(path)
-    try:
+    with reading_errors(path, "tokenizer"):
         loaded = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: the tokenizer cannot be read: {_first_line(error)}") from error
     return cast("PreTrainedTokenizerBase", loaded)
 
 
@@ -66,27 +73,31 @@ def load_model(path: Path, dtype: DtypeName) -> PreTrainedModel:
         InputError: the path does not exist or holds no model that can be read.
         MissingExtraError: the extra ``[models]`` is not installed.
     """
-    _require_model(path)
+    require_model(path)
     _require_transformers()
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    check_architecture(path)
     source, options = _source(path)
     if "gguf_file" in options:
         from transformers import GgufConfig
 
         # Packed weights would be unpacked again by every matrix product.
         options["quantization_config"] = GgufConfig(dequantize=True)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: the model cannot be read: {_first_line(error)}") from error
+    kind: torch.dtype = getattr(torch, dtype)
+    with reading_errors(path, "model", kind.itemsize):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=kind, output_loading_info=True, **options
+        )
+    model, loading = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
+    check_weights(path, loading)
     model.train(False)
     if needs_widening(model.dtype, model.device):
         widen_linear_layers(model)
-    return cast("PreTrainedModel", model)
+    return model
 
 
 def real_vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -137,25 +148,18 @@ def _require_transformers() -> None:
         raise MissingExtraError("Loading a model", "models")
 
 
-def _require_model(path: Path) -> None:
-    if not path.exists():
-        raise InputError(
-            f"model: {path} does not exist. Give a local model directory or a .gguf file."
-        )
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise InputError(f"model: the directory {path} holds no config.json.")
-    if path.is_file() and path.suffix != ".gguf":
-        raise InputError(
-            f"model: {path} must be a directory or a .gguf file; got the suffix {path.suffix!r}."
-        )
-
-
 def _source(path: Path) -> tuple[str, dict[str, Any]]:
     """First argument and options of ``from_pretrained``."""
     offline: dict[str, Any] = {"local_files_only": True}
     if path.is_dir():
         return str(path), offline
     return str(path.parent), {**offline, "gguf_file": path.name}
+
+
+def _safetensors(folder: Path) -> str:
+    """Form of a directory's weights, with the hub's revision where the folder tells it."""
+    is_snapshot = folder.parent.name == "snapshots" and _REVISION.fullmatch(folder.name)
+    return f"safetensors, hub revision {folder.name}" if is_snapshot else "safetensors"
 
 
 def _file_type(entries: dict[str, object]) -> str:
@@ -168,10 +172,6 @@ def _file_type(entries: dict[str, object]) -> str:
     if not isinstance(number, int) or number not in list(LlamaFileType):
         return "of unknown type"
     return str(LlamaFileType(number).name).removeprefix("MOSTLY_").removeprefix("ALL_")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _sha256(path: Path) -> str:

@@ -81,7 +81,7 @@ def replay_tables(trace: Trace) -> ReplayTables:
         slot_of_X=_tensor(_slot_of(arrays.slot_child, columns)),
         path_rank_CP=_tensor(arrays.path_rank.T),
         path_logp_CP=_tensor(arrays.path_logp.T).float(),
-        chain_exists_CP=_tensor(arrays.chain_logp.T != -np.inf) if is_lookup else None,
+        chain_exists_CP=_tensor(~np.isneginf(arrays.chain_logp.T)) if is_lookup else None,
         root_entropy_P=_tensor(arrays.root_entropy).float() if has_entropy else None,
         slot_entropy_X=(
             _tensor(_with_spare(arrays.slot_entropy, 0)).float().view(-1) if has_entropy else None

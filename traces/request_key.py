@@ -7,17 +7,18 @@ from typing import TypeAlias
 from echo_policies.errors import InputError
 from traces.schema import RequestInfo, Trace
 
-RequestKey: TypeAlias = tuple[str | int, ...]
+RequestKey: TypeAlias = tuple[str, str, int]
 
 
 def request_key(info: RequestInfo) -> RequestKey:
-    """The prompt that a request answers."""
-    return (info.task, info.question_id)
+    """The prompt that a request answers: data set, question and turn."""
+    return (info.task, info.question_id, info.turn)
 
 
 def key_label(key: RequestKey) -> str:
-    """A key for people, such as ``humaneval/3``."""
-    return "/".join(str(part) for part in key)
+    """A key for people, such as ``humaneval/3`` or ``mt_bench/81, turn 2``."""
+    task, question_id, turn = key
+    return f"{task}/{question_id}" + (f", turn {turn}" if turn > 1 else "")
 
 
 def requests_by_key(trace: Trace, label: str) -> dict[RequestKey, int]:

@@ -217,7 +217,6 @@ def test_one_token_outputs(pair, tmp_path, monkeypatch):
 
 
 def test_help_and_version_need_no_models():
-    start = time.monotonic()
     code = (
         "import sys; from gpu_backend.cli import app; "
         "app(['record', '--help'], standalone_mode=False); "
@@ -225,6 +224,5 @@ def test_help_and_version_need_no_models():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert b"--target" in done.stdout
-    assert time.monotonic() - start < 10
     result = CliRunner().invoke(app, ["--version"])
     assert result.output.strip() == package_version()
