@@ -79,7 +79,10 @@ def test_the_card_is_readable_and_its_json_complete(
     [
         (["merge", "{file}", "{file}", "--out", "x.txt"], ".safetensors or .pkl"),
         (["merge", "{file}", "--out", "{folder}/x.pkl"], "Two or more"),
-        (["merge", "{file}", "{file}", "--out", "{folder}/x.pkl"], "chat/0 is in small"),
+        (
+            ["merge", "{file}", "{file}", "--out", "{folder}/x.pkl"],
+            "joined traces only; chat/0 is in",
+        ),
         (["compare", "{file}", "{file}", "--policy", "ecoh"], "Did you mean 'echo'"),
         (["compare", "{file}", "nothere"], "No trace named"),
         (["compare", "{file}", "qwen2.5-coder-1.5b"], "agree in tokenizer"),
