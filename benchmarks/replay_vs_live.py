@@ -25,15 +25,16 @@ from gpu_backend.config import RecordConfig
 from gpu_backend.draft_tree import DraftTree, prepare_draft
 from gpu_backend.drafter import DraftModelDrafter, TextVerifier
 from gpu_backend.node_trie import NodeTrie
-from gpu_backend.prompts import load_prompts, task_name
+from gpu_backend.prompts import ask, load_questions, task_name
 from traces.calibrate import calibration_samples
 from traces.library import open_trace
 from traces.positions import agreement, batch_context, drive
 from traces.replay import RecordedDrafter, RecordedVerifier, replay_tables
+from traces.request_key import key_label, request_key, requests_by_key
 from traces.schema import Trace
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 POLICIES = (
     "chain:levels=8,static,static:tree=eagle25,eagle3,eagle3_sglang,"
@@ -66,18 +67,18 @@ def main() -> None:
         policy.calibrate(samples, CalibrationContext(1, options.k_per_request))
         for policy in parse_list([options.policies])
     ]
-    texts = _prompt_tokens(options.prompts, options.draft)
+    texts = _prompt_tokens(trace, options.prompts, models.load_tokenizer(options.draft))
     draft = models.load_model(options.draft, trace.header.draft.dtype)
-    prepare_draft(draft)
+    prepare_draft(draft, trace.header.vocab_size)
     tallies = {policy.name: Tally() for policy in policies}
-    evaluated = [q for q in trace.split("evaluation") if _key(trace, q) in texts]
+    evaluated = [q for q in trace.split("evaluation") if q in texts]
     share = -(-options.positions // len(evaluated))
     for request in evaluated:
         where = trace.positions(request)
         count = min(share, where.stop - where.start)
         chosen = np.unique(np.linspace(0, where.stop - where.start - 1, count).astype(int))
-        output = _output(trace, request)
-        trie = _trie(trace, draft, texts[_key(trace, request)], output)
+        output = trace.all_tokens(request).tolist()
+        trie = _trie(trace, draft, texts[request], output)
         for policy in policies:
             _compare(
                 trace,
@@ -88,7 +89,7 @@ def main() -> None:
                 options.k_per_request,
                 tallies[policy.name],
             )
-        print(f"{_key(trace, request)}: {len(chosen)} positions", flush=True)
+        print(f"{_label(trace, request)}: {len(chosen)} positions", flush=True)
     for name, tally in tallies.items():
         positions, unrevealed, plans, accepted = tally.counts
         print(
@@ -98,28 +99,34 @@ def main() -> None:
         )
 
 
-def _prompt_tokens(files: list[Path], draft: Path) -> dict[tuple[str, str], list[int]]:
-    tokenizer = models.load_tokenizer(draft)
-    config = RecordConfig(requests_per_set=10_000)
-    prompts = [p for file in files for p in load_prompts(file, task_name(file), tokenizer, config)]
-    return {(prompt.task, prompt.question_id): prompt.token_ids for prompt in prompts}
+def _prompt_tokens(
+    trace: Trace, files: list[Path], tokenizer: PreTrainedTokenizerBase
+) -> dict[int, list[int]]:
+    """Prompt of every recorded request whose question is in the files."""
+    recorded = requests_by_key(trace, trace.header.name)
+    config = RecordConfig(max_new_tokens=1)
+    found = {}
+    for file in files:
+        for question in load_questions(file, task_name(file), tokenizer, config):
+            answers: list[str] = []
+            for turn in range(1, len(question.turns) + 1):
+                request = recorded.get((question.task, question.question_id, turn))
+                if request is None:
+                    break
+                found[request] = ask(question, answers, tokenizer).token_ids
+                answer = trace.output_tokens(request).tolist()
+                answers.append(str(tokenizer.decode(answer, skip_special_tokens=True)))
+    return found
 
 
-def _key(trace: Trace, request: int) -> tuple[str, str]:
-    info = trace.header.requests[request]
-    return info.task, info.question_id
-
-
-def _output(trace: Trace, request: int) -> list[int]:
-    start, stop = trace.arrays.token_offset[request : request + 2]
-    return [int(token) for token in trace.arrays.tokens[start:stop]]
+def _label(trace: Trace, request: int) -> str:
+    return key_label(request_key(trace.header.requests[request]))
 
 
 def _trie(trace: Trace, draft: PreTrainedModel, prompt: list[int], output: list[int]) -> NodeTrie:
     """Nodes of one request; policies share those that several of them expand."""
     tree = DraftTree(
         draft,
-        vocab_size=trace.header.vocab_size,
         prefix_capacity=len(prompt) + len(output),
         width=trace.header.root_width,
     )
@@ -147,7 +154,7 @@ def _compare(
     found = agreement(there, here, played.unrevealed_B == 0)
     tally.counts += found.counts()
     differs = np.flatnonzero(found.plan_differs_B)
-    tally.first += [f"{_key(trace, request)}@{chosen[i]}" for i in differs]
+    tally.first += [f"{_label(trace, request)}@{chosen[i]}" for i in differs]
 
 
 if __name__ == "__main__":
