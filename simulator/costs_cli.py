@@ -122,9 +122,9 @@ def validate(
     from simulator.costs_report import validate as compare
 
     _check_writable(json)
+    content = _content(costs)
     steps = _steps(file)
     held_out = _cross_validated(steps) if cross_validate else None
-    content = _content(costs)
     result = compare(str(file), steps, content.parameters, held_out)
     is_known = content.provenance.get("sha256") == _digest(file)
     if is_known:
