@@ -112,7 +112,7 @@ def test_two_versions_are_told_apart_by_a_field(tmp_path):
     both = tmp_path / "both.csv"
     both.write_text(one.read_text() + two.read_text().split("\n", 1)[1])
     computed = build_cost_model("llama-3.1-8b", "h100", 1)
-    with pytest.raises(InputError, match="'sglang 0.5'; 'sglang 0.6'. Name one: engine=NAME"):
+    with pytest.raises(InputError, match=r"'sglang 0.5'; 'sglang 0.6'. Name one: engine=NAME"):
         apply_choice(parse_choice(f"table:{both}"), computed)
     chosen = apply_choice(parse_choice(f"table:{both}:engine=sglang 0.6"), computed)
     assert "sglang 0.6" in chosen.label
