@@ -16,7 +16,7 @@ from torch import Tensor
 from echo_policies.api import DraftPlan, Frontier, LayerView, Policy, State, StepContext
 from echo_policies.errors import InputError, SignalError
 from echo_policies.forest import Forest, clamp_to_k_max, count_true
-from echo_policies.guard import Guard
+from echo_policies.guard import Caller, Guard, call_plainly
 
 
 class Drafter(Protocol):
@@ -87,6 +87,10 @@ class Session:
     """Clamp every policy to ``k_max``."""
     guards: bool = True
     """Check the plan against the contract."""
+    call: Caller = call_plainly
+    """How the policy's methods are called, such as under a counter of operations."""
+    skips_empty: bool = True
+    """On the CPU, leave out layers that nobody extends; a GPU would draft them."""
 
     def decide(self, ctx: StepContext, memory: State) -> Decision:
         """Draft and select for one step.
@@ -97,7 +101,8 @@ class Session:
         """
         if self.caps_all and ctx.k_max == 0:
             return _plain_decoding(ctx)
-        guard = Guard(self.policy, ctx.step, self.guards and ctx.live_B.device.type == "cpu")
+        is_strict = self.guards and ctx.live_B.device.type == "cpu"
+        guard = Guard(self.policy, ctx.step, is_strict, self.call)
         plan, state = guard.begin(ctx, memory)
         if min(plan.levels, ctx.level_limit) <= 0:
             return _plain_decoding(ctx)
@@ -134,6 +139,7 @@ class _Draft:
         self.plan = plan
         self.levels = min(plan.levels, ctx.level_limit)
         self.cap_B = ctx.level_cap_B.clamp(max=self.levels)
+        self.skips_empty = session.skips_empty
         self.checkpoints = guard.checkpoints(self.levels)
         self.stops = self.checkpoints if session.is_staged else ()
         self.layers: list[LayerView] = []
@@ -168,7 +174,7 @@ class _Draft:
     def _nobody_extends(self, mask_BF: Tensor) -> bool:
         # Layers without candidates change no plan, so on the CPU they are skipped at once; what
         # is charged stays the next checkpoint, where a GPU's host could first see it.
-        return mask_BF.device.type == "cpu" and not mask_BF.any()
+        return self.skips_empty and mask_BF.device.type == "cpu" and not mask_BF.any()
 
     def _next_stop(self, depth: int) -> int:
         return next((stop for stop in self.stops if stop >= depth), self.levels)

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from echo_policies.errors import EchoError, InputError
+from echo_policies.errors import EchoError
+from simulator.arguments import whole_numbers
 from simulator.costs_cli import app as costs_app
 from simulator.traces_cli import app as traces_app
 
@@ -54,7 +55,8 @@ def simulate(
     engine: Annotated[str | None, typer.Option(help="sglang (default), vllm, trtllm, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16 (default), fp8 or fp8_block.")] = None,
     costs: Annotated[
-        Path | None, typer.Option(help="Constants of `simulate costs fit`; default: shipped.")
+        str | None,
+        typer.Option(help="FILE.toml, table:STEPS.csv, affine:STEPS.csv or aiconfigurator."),
     ] = None,
     context_tokens: Annotated[
         int | None, typer.Option("--context", help="Tokens of context; default: as recorded.")
@@ -121,7 +123,7 @@ def simulate(
     check_writable([path for path in (json, csv) if path is not None])
     options: dict[str, Any] = {
         "trace": trace,
-        "batch_sizes": _integers("--batch-size", batch_size),
+        "batch_sizes": whole_numbers("--batch-size", batch_size),
         "task": task,
         "target": target,
         "hardware": hardware,
@@ -204,7 +206,7 @@ def calibrate(
     fitted = fit(
         policy or ["echo", "dense", "fixed"],
         trace=trace,
-        batch_sizes=_integers("--batch-size", batch_size),
+        batch_sizes=whole_numbers("--batch-size", batch_size),
         target=target,
         hardware=hardware,
         tp=tp,
@@ -231,17 +233,6 @@ def check_policy(
     console().print(render(results))
     if any(result.status == "failed" for result in results):
         raise typer.Exit(1)
-
-
-def _integers(option: str, text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"{option} must be whole numbers separated by commas, such as 1,8,32; got {text!r}."
-        ) from None
 
 
 def main() -> None:

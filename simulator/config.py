@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from echo_policies.errors import InputError, UnknownNameError
 
@@ -17,6 +17,9 @@ DEFAULT_BATCH_SIZES: Final = (1, 8, 32, 128, 256)
 
 MAX_BATCH: Final = 4096
 """Largest batch size; far beyond what one engine serves."""
+
+CostsText = Annotated[str, BeforeValidator(lambda given: str(given) if given else given)]
+"""What ``--costs`` takes; a path is as good as its text."""
 
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 
@@ -49,7 +52,11 @@ class SimulationConfig(BaseModel):
         "sglang", description="profile of host terms: sglang, vllm, trtllm, transformers or cpu"
     )
     dtype: str = Field("bf16", description="the target's weights: bf16, fp8 or fp8_block")
-    costs: Path | None = Field(None, description="constants of `simulate costs fit`")
+    costs: CostsText | None = Field(
+        None,
+        description="FILE.toml of constants, table:STEPS.csv, affine:STEPS.csv or aiconfigurator; "
+        "default: the computed model with the shipped constants",
+    )
     cost_interval: int = Field(
         0,
         ge=0,

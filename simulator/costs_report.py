@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -13,12 +14,14 @@ from echo_policies.errors import InputError
 from simulator.cost.accuracy import Accuracy, Errors, accuracy, affine_in_sample
 from simulator.cost.parameters import CONSTANTS, PUBLISHED, CostParameters
 from simulator.cost.predict import predict_all, without_flags
-from simulator.cost.protocol import marginal_verify_s
-from simulator.cost.step import CostModel
+from simulator.cost.protocol import StepCosts, marginal_verify_s
 from simulator.cost.stepfile import MeasuredStep
+from simulator.costs_cycle import CycleShape, CycleTable, cycle_table
 
 KNEES: Final = (1.25, 1.5, 2.0)
 WIDTH: Final = 150
+NOTHING_S: Final = 1e-9
+"""A column that is below this everywhere is left out."""
 MARGINAL_SPAN: Final = 64
 """Tokens that the marginal cost is averaged over, so that graph buckets do not show."""
 
@@ -36,13 +39,16 @@ class StepTable:
     label: str
     batch_size: int
     context_tokens: int
-    rows: tuple[dict[str, float], ...]
+    rows: tuple[dict[str, float | None], ...]
     """Seconds by operator; ``tokens`` K and ``rows`` K + B beside them."""
-    knees: dict[str, int]
-    """K at which the kernels take 1.25, 1.5 and 2 times a plain step."""
-    k_max: int
+    cycle: CycleTable
+    knees: dict[str, int | None]
+    """K at which the kernels take 1.25, 1.5 and 2 times a plain step; None where a table ends."""
+    k_max: int | None
     weight_bytes: float
     kv_bytes: float
+    costs: dict[str, object]
+    """The cost model, with every constant."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -50,18 +56,27 @@ class StepTable:
         fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         return fields | {
             "rows": list(self.rows),
+            "cycle": self.cycle.to_dict(),
+            "costs": self.costs,
             "weight_bytes_per_gpu": self.weight_bytes,
             "kv_bytes_per_gpu": self.kv_bytes,
         }
 
 
 def step_table(
-    model: CostModel, batch_size: int, context_tokens: int, first: int, last: int
+    model: StepCosts,
+    batch_size: int,
+    context_tokens: int,
+    first: int,
+    last: int,
+    *,
+    shape: CycleShape | None = None,
 ) -> StepTable:
     """Cost verify forwards of 0 and of ``first`` to ``last`` candidate tokens (powers of two).
 
     Raises:
-        InputError: an empty batch or range, or a model that does not fit into memory.
+        InputError: an empty batch or range, a model that does not fit into memory, or a step that
+            a table of measured steps does not cover.
     """
     if batch_size < 1 or context_tokens < 0 or not 0 <= first <= last:
         raise InputError(
@@ -69,32 +84,51 @@ def step_table(
             f"0 <= FIRST <= LAST; got {batch_size}, {context_tokens} and {first}..{last}."
         )
     need = model.fits(batch_size, context_tokens)
-    kv_tokens = batch_size * context_tokens
-    rows = []
-    for tokens in _tokens(first, last):
-        parts = model.verify_parts(tokens + batch_size, batch_size, kv_tokens)
-        host_s = model.host_s(0)
-        total_s = sum(parts.values()) + host_s
-        marginal_s = marginal_verify_s(
-            model, tokens + batch_size, batch_size, kv_tokens, MARGINAL_SPAN
-        )
-        counts = {"tokens": float(tokens), "rows": float(tokens + batch_size)}
-        rows.append(
-            counts | parts | {"host": host_s, "total": total_s, "marginal_per_token": marginal_s}
-        )
+    counts = _tokens(first, last)
+    rows = tuple(_row(model, tokens, batch_size, context_tokens) for tokens in counts)
     knees = {
-        f"{factor:g}": model.knee_k_max(batch_size, context_tokens, factor) for factor in KNEES
+        f"{factor:g}": _known(partial(model.knee_k_max, batch_size, context_tokens, factor))
+        for factor in KNEES
     }
     return StepTable(
         label=model.label,
         batch_size=batch_size,
         context_tokens=context_tokens,
-        rows=tuple(rows),
+        rows=rows,
+        cycle=cycle_table(model, shape or CycleShape(), counts, batch_size, context_tokens),
         knees=knees,
         k_max=knees["1.25"],
         weight_bytes=need.weight_bytes,
         kv_bytes=need.kv_bytes,
+        costs=model.describe(),
     )
+
+
+def _row(model: StepCosts, tokens: int, batch_size: int, context: int) -> dict[str, float | None]:
+    rows, kv_tokens = tokens + batch_size, batch_size * context
+    parts = model.verify_parts(rows, batch_size, kv_tokens)
+    host_s = model.host_s(0)
+    price = partial(marginal_verify_s, model, rows, batch_size, kv_tokens, MARGINAL_SPAN)
+    total_s = sum(parts.values()) + host_s
+    counts = {"tokens": float(tokens), "rows": float(rows)}
+    return {
+        **counts,
+        **parts,
+        "host": host_s,
+        "total": total_s,
+        "marginal_per_token": _known(price),
+    }
+
+
+T = TypeVar("T")
+
+
+def _known(ask: Callable[[], T]) -> T | None:
+    """Return the answer, or None beyond the end of a table, which the output then shows."""
+    try:
+        return ask()
+    except InputError:
+        return None
 
 
 def _tokens(first: int, last: int) -> list[int]:
@@ -111,18 +145,25 @@ def render_steps(table: StepTable) -> Iterator[str | Table]:
     )
     hidden = {"tokens", "rows", "marginal_per_token"}
     parts = [name for name in table.rows[0] if name not in hidden]
-    shown = [name for name in parts if any(row[name] > 1e-9 for row in table.rows)]  # noqa: PLR2004
+    shown = [name for name in parts if any((row[name] or 0.0) > NOTHING_S for row in table.rows)]
     grid = Table("K", "R", *(f"{name} ms" for name in shown), "us/token", box=None)
     for column in grid.columns:
         column.justify = "right"
     for row in table.rows:
         cells = [f"{row['tokens']:.0f}", f"{row['rows']:.0f}"]
-        cells += [f"{row[name] * 1e3:.3f}" for name in shown]
-        grid.add_row(*cells, f"{row['marginal_per_token'] * 1e6:.1f}")
+        cells += [f"{(row[name] or 0.0) * 1e3:.3f}" for name in shown]
+        price = row["marginal_per_token"]
+        grid.add_row(*cells, "-" if price is None else f"{price * 1e6:.1f}")
     yield grid
-    knees = ", ".join(f"{factor}x at K = {tokens}" for factor, tokens in table.knees.items())
-    yield f"knee of the forward: {knees}; k_max {table.k_max} (knee rule, 1.25x)"
+    knees = ", ".join(
+        f"{factor}x " + ("beyond what was measured" if tokens is None else f"at K = {tokens}")
+        for factor, tokens in table.knees.items()
+    )
+    k_max = "" if table.k_max is None else f"; k_max {table.k_max} (knee rule, 1.25x)"
+    yield f"knee of the forward: {knees}{k_max}"
     yield f"us/token: marginal cost, averaged over the next {MARGINAL_SPAN} tokens"
+    yield f"\n{table.cycle.title}"
+    yield table.cycle.render()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from echo_policies.errors import InputError
 from echo_policies.session import Decision, Session, Verifier
 from simulator.batch import Batch, RequestTable
 from simulator.charge import PresentCosts, StepLoad, charge
-from simulator.cost import CostModel
+from simulator.cost.protocol import StepCosts
+from simulator.policy_ops import PolicyMeter
 from traces.records import IDLE, RequestRecord, RunLog, RunRecords, StepTimes
 from traces.replay import RecordedDrafter, RecordedVerifier
 
@@ -68,7 +69,8 @@ class Engine:
         *,
         session: Session,
         drafter: RecordedDrafter,
-        cost: CostModel,
+        cost: StepCosts,
+        meter: PolicyMeter,
         table: RequestTable,
         options: EngineOptions,
         stream: Iterator[int],
@@ -82,6 +84,7 @@ class Engine:
             session: the policy bound to ``drafter``.
             drafter: the recording.
             cost: seconds of every part of a step.
+            meter: counts the operations of the policy's own code.
             table: lengths of the recorded requests.
             options: how the run is set up.
             stream: recorded requests in the order in which they are served.
@@ -93,6 +96,7 @@ class Engine:
         self._drafter = drafter
         self._verifier: Verifier = RecordedVerifier(drafter)
         self._cost = cost
+        self._meter = meter
         self._table = table
         self._options = options
         self._stream = stream
@@ -215,6 +219,8 @@ class Engine:
                 if options.pads_verify
                 else int(decision.verified_B.sum())
             ),
+            accepted=int(accepted_B.sum()),
+            ops=self._meter.ops(decision, ctx, memory, batch.position_t),
         )
         return decision, accepted_B, charge(self._cost, decision, load)
 

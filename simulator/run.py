@@ -17,6 +17,7 @@ from echo_policies.registry import parse_list
 from echo_policies.session import open_session, widest_plan
 from simulator.config import SimulationConfig, make_config
 from simulator.engine import Engine, EngineOptions
+from simulator.policy_ops import policy_meter
 from simulator.results import BatchResult, OrderFlip, Result, Row, TaskRow
 from simulator.setting import Setting, drawn_costs, make_setting, versions
 from simulator.workload import Stream, poisson_gaps, request_cycle
@@ -147,6 +148,12 @@ class SimulationRun:
             session=session,
             drafter=drafter,
             cost=setting.cost,
+            meter=policy_meter(
+                self.policy,
+                setting.tables,
+                is_staged=config.mode == "staged",
+                caps_all=config.cap_all,
+            ),
             table=setting.requests,
             options=EngineOptions(
                 num_slots=self.batch_size,

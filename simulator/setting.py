@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import numpy as np
@@ -13,11 +13,13 @@ from echo_policies.errors import InputError, UnknownNameError
 from simulator.batch import RequestTable
 from simulator.calibration import Calibration, load_calibration
 from simulator.config import SimulationConfig
-from simulator.cost import CostModel, build_cost_model
+from simulator.cost import build_cost_model
+from simulator.cost.choice import ROOFLINE, apply_choice, constants_of, parse_choice
 from simulator.cost.constants import load, shipped_file
 from simulator.cost.draws import draw_parameters
 from simulator.cost.pairs import resolve_pair
 from simulator.cost.parameters import CostParameters
+from simulator.cost.protocol import StepCosts
 from simulator.workload import Stream
 from traces.calibrate import calibration_samples
 from traces.library import open_trace
@@ -42,7 +44,7 @@ class Setting:
     """None where the trace has no calibration requests."""
     fitted: Calibration | None
     """The calibration file, where one was given."""
-    cost: CostModel
+    cost: StepCosts
     is_what_if: bool
 
     @property
@@ -125,14 +127,15 @@ def _evaluated(trace: Trace, config: SimulationConfig) -> tuple[int, ...]:
     return evaluated
 
 
-def drawn_costs(setting: Setting) -> list[CostModel]:
+def drawn_costs(setting: Setting) -> list[StepCosts]:
     """Return the cost model under constants drawn from their fit, one for each draw.
 
     Raises:
         InputError: the constants come without a covariance.
     """
     config = setting.config
-    content = load(config.costs) if config.costs is not None else shipped_file()
+    path = parse_choice(config.costs).path
+    content = load(path) if path is not None else shipped_file()
     rng = Stream.COSTS.rng(config.seed)
     return [
         _cost(setting.trace, config, parameters)[0]
@@ -142,7 +145,7 @@ def drawn_costs(setting: Setting) -> list[CostModel]:
 
 def _cost(
     trace: Trace, config: SimulationConfig, drawn: CostParameters | None = None
-) -> tuple[CostModel, bool]:
+) -> tuple[StepCosts, bool]:
     header = trace.header
     target = config.target or header.costing.target
     if target == RECORDED:
@@ -155,8 +158,13 @@ def _cost(
     is_default = target == header.costing.target
     hardware = config.hardware or (header.costing.hardware if is_default else "h100")
     tp = config.tp if config.tp is not None else (header.costing.tp if is_default else 1)
-    given = load(config.costs).parameters if config.costs is not None else None
-    cost = build_cost_model(
+    choice = parse_choice(config.costs)
+    if config.cost_interval and choice.kind != ROOFLINE:
+        raise InputError(
+            f"cost_interval draws constants of the computed model; --costs {choice.kind} has none "
+            "to draw. Leave one of the two out."
+        )
+    computed = build_cost_model(
         resolve_pair(target, config.draft),
         hardware,
         tp,
@@ -165,8 +173,9 @@ def _cost(
         engine=config.engine,
         dtype=config.dtype,
         ep=config.ep,
-        parameters=drawn or given,
+        parameters=drawn or constants_of(choice),
+        scale=config.scale_costs,
     )
     # A synthetic trace stands for the target that it is costed as by default.
     own = header.recorded_as or header.costing.target
-    return replace(cost, scale=config.scale_costs), target != own
+    return apply_choice(choice, computed), target != own

@@ -26,7 +26,12 @@ class StepTimes:
     draft_s: float = 0.0
     check_s: float = 0.0
     select_s: float = 0.0
+    """The policy's own operations, at every level and at the end."""
+    pack_s: float = 0.0
+    """Index tensors of the verify batch, built from the kept nodes."""
     verify_s: float = 0.0
+    compact_s: float = 0.0
+    """Keys and values of accepted nodes, moved into place."""
     host_s: float = 0.0
     prefill_s: float = 0.0
 
@@ -37,7 +42,9 @@ class StepTimes:
             self.draft_s
             + self.check_s
             + self.select_s
+            + self.pack_s
             + self.verify_s
+            + self.compact_s
             + self.host_s
             + self.prefill_s
         )
@@ -88,7 +95,7 @@ class RunRecords:
     """The measured part of one run of one policy; warm-up is left out."""
 
     times_SX: npt.NDArray[np.float64]
-    """[S, 6] seconds of each batch step in the order of ``SPLIT``."""
+    """[S, 8] seconds of each batch step in the order of ``SPLIT``."""
     levels_S: Int1
     """Draft levels charged."""
     checks_S: Int1

@@ -35,7 +35,7 @@ COLUMNS = (
     "R",
     "levels",
     "TPOT ms\np50/p99",
-    "time split, %: draft/\ncheck/select/verify/host",
+    "time split, %: draft/check/\nselect/pack/verify/compact/host",
 )
 """Headings of every table."""
 
@@ -103,5 +103,5 @@ def interval(value: Interval) -> str:
 
 def time_split(summary: Summary) -> str:
     """Format the shares of a step's time."""
-    parts = ("draft", "check", "select", "verify", "host")
+    parts = ("draft", "check", "select", "pack", "verify", "compact", "host")
     return "/".join(f"{100 * summary.time_split[part]:.0f}" for part in parts)

@@ -65,7 +65,18 @@ class AffineLaw:
 class AffineCosts(FallbackCosts):
     """Verification times from an `AffineLaw`; made by `build_affine_costs`."""
 
+    group: StepGroup
     law: AffineLaw
+
+    @property
+    def source(self) -> str:
+        """The group, its number of rows, and how far a line is stretched beyond them."""
+        rows = self.group.rows
+        most = max(row.tokens for row in rows)
+        return (
+            f"{self.group.name}: affine fit of {len(rows)} measured steps of at most {most:g} "
+            "tokens per request"
+        )
 
     def verify_s(self, rows: int, requests: int, kv_tokens: int) -> float:
         """Return the seconds of one step; 0 for no rows. ``requests`` do not matter to it."""
@@ -86,9 +97,10 @@ class AffineCosts(FallbackCosts):
         slope_s = self.law.per_token_s.value
         return min(most, int(extra_s / slope_s * (1.0 + 1e-12))) if slope_s > 0.0 else most
 
-    def describe_rows(self) -> dict[str, object]:
-        """Return the law with its intervals."""
-        return {"kind": "affine", "law": asdict(self.law)}
+    def describe_source(self) -> dict[str, object]:
+        """Return the rows, and the law with its intervals."""
+        measured = self.group.describe()
+        return {"kind": "affine", "measured": measured, "law": asdict(self.law)}
 
 
 def fit_affine(rows: Sequence[StepRow]) -> AffineLaw:

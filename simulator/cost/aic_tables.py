@@ -35,7 +35,7 @@ def installed_folder() -> Path:
     """
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("AIConfigurator's kernel tables", EXTRA)
+        raise MissingExtraError("The cost model aiconfigurator", EXTRA)
     return Path(spec.submodule_search_locations[0]) / "systems" / "data"
 
 

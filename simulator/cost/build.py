@@ -15,11 +15,12 @@ from simulator.cost.forward import (
     shard_eagle,
     shard_transformer,
 )
-from simulator.cost.host import NO_HOST, find_engine
+from simulator.cost.host import NO_HOST, EngineProfile, find_engine
 from simulator.cost.memory import check_ep, check_tp, draft_tp
-from simulator.cost.models import CostedPair, Eagle3Head, Transformer
+from simulator.cost.models import BF16_BYTES, CostedPair, Eagle3Head, Transformer
 from simulator.cost.operators import DTYPES, Operators, build_operators
 from simulator.cost.parameters import CostParameters
+from simulator.cost.stages import StageCosts
 from simulator.cost.step import CostModel
 from simulator.hardware import Hardware, find_hardware
 
@@ -83,17 +84,35 @@ def build_cost_model(
         moe_zipf_alpha=alpha,
     )
     split = draft_tp(pair.draft, tp)
+    forward = shard_transformer(pair.target, operators(tp, dtype=dtype, ep=ep), tp, ep)
     return CostModel(
         pair=pair,
         hardware=gpu,
         tp=tp,
-        target=shard_transformer(pair.target, operators(tp, dtype=dtype, ep=ep), tp, ep),
+        target=forward,
         draft=_shard_draft(pair.draft, operators(split), split),
         host=host if pads_to_graphs else replace(host, pads_to_graphs=False),
+        stages=_stages(forward, constants, host, is_cpu=gpu.name == "cpu"),
         gate_check_s=0.0 if pure_roofline else check_s,
         is_pure_roofline=pure_roofline,
         scale=scale,
         dtype=dtype,
+    )
+
+
+def _stages(
+    target: TransformerForward, constants: CostParameters, host: EngineProfile, *, is_cpu: bool
+) -> StageCosts:
+    """Price the small stages; without CUDA graphs a kernel takes at least its launch."""
+    elementwise = target.ops.elementwise
+    launch_s = 0.0 if host.graph_rows else host.launch_s
+    op_us = constants.cpu_policy_op_us if is_cpu else constants.policy_op_us
+    is_free = elementwise.floor_s == 0.0  # the pure roofline has no floors
+    return StageCosts(
+        op_s=0.0 if is_free else max(op_us * 1e-6, launch_s),
+        kernel_s=max(elementwise.floor_s, launch_s),
+        byte_per_s=elementwise.byte_per_s,
+        kv_token_bytes=target.layers * 2.0 * BF16_BYTES * target.kv_width,
     )
 
 

@@ -1,6 +1,6 @@
-"""A cost model whose verification times were measured, and the rest is another model's.
+"""A cost model of verification alone; the rest is another model's, and the label says so.
 
-Base of ``measured.MeasuredCosts`` and ``affine.AffineCosts``.
+Base of ``measured.MeasuredCosts``, ``affine.AffineCosts`` and ``aic.AicCosts``.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ FROM_FALLBACK: Final = (
     "draft_prefill_s",
     "check_s",
     "select_s",
+    "pack_s",
+    "compact_s",
     "host_s",
     "fits",
 )
 FROM_ROWS: Final = ("verify_s", "plain_decode_s", "knee_k_max")
+REST: Final = "drafts, prefill, checks, selection, packing, compaction, host and memory"
+"""What a model of verification does not know, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackCosts(ABC):
-    """Verification from measured rows, everything else from ``fallback``.
+    """Verification from elsewhere, everything else from ``fallback``.
 
     A measured step holds the host's part, so ``host_s`` adds only what speculation adds to it;
     the knee, too, is then that of whole steps and lies higher than that of the kernels alone.
     """
 
-    group: StepGroup
     fallback: StepCosts
     has_host: bool
-    """Whether the measured times hold the host's part."""
+    """Whether the times of verification hold the host's part."""
     scale: float
     """Factor on every returned time."""
 
@@ -50,9 +53,18 @@ class FallbackCosts(ABC):
     def knee_k_max(self, batch_size: int, context_tokens: int, factor: float = 1.25) -> int:
         """Return the candidate rows until a verification takes ``factor`` times a plain step."""
 
+    @property
     @abstractmethod
-    def describe_rows(self) -> dict[str, object]:
-        """Return what was made of the measured rows, ready for JSON."""
+    def source(self) -> str:
+        """What verification comes from, in words."""
+
+    @abstractmethod
+    def describe_source(self) -> dict[str, object]:
+        """Return what verification comes from, ready for JSON."""
+
+    def verify_parts(self, rows: int, requests: int, kv_tokens: int) -> dict[str, float]:
+        """Return the whole step: nothing is known of its operators."""
+        return {"step": self.verify_s(rows, requests, kv_tokens)}
 
     def plain_decode_s(self, requests: int, kv_tokens: int) -> float:
         """Return the seconds of one plain decode step, one row per request."""
@@ -79,14 +91,22 @@ class FallbackCosts(ABC):
         """Seconds of one gate check, from the fallback."""
         return self.scale * self.fallback.check_s
 
-    def select_s(self, is_tree: bool) -> float:
-        """Return the fallback's seconds of choosing and packing the nodes to verify."""
-        return self.scale * self.fallback.select_s(is_tree)
+    def select_s(self, ops: int) -> float:
+        """Return the fallback's seconds of the policy's own operations."""
+        return self.scale * self.fallback.select_s(ops)
 
-    def host_s(self, levels: int) -> float:
+    def pack_s(self, rows: int, requests: int) -> float:
+        """Return the fallback's seconds of building a verify batch."""
+        return self.scale * self.fallback.pack_s(rows, requests)
+
+    def compact_s(self, tokens: int) -> float:
+        """Return the fallback's seconds of moving accepted keys and values."""
+        return self.scale * self.fallback.compact_s(tokens)
+
+    def host_s(self, levels: int, *, is_tree: bool = False) -> float:
         """Return the fallback's host seconds that the measured times do not hold."""
         measured_s = self.fallback.host_s(0) if self.has_host else 0.0
-        return self.scale * (self.fallback.host_s(levels) - measured_s)
+        return self.scale * (self.fallback.host_s(levels, is_tree=is_tree) - measured_s)
 
     def fits(self, batch_size: int, context_tokens: int) -> MemoryNeed:
         """Return the bytes a batch needs on each GPU, from the fallback.
@@ -97,25 +117,21 @@ class FallbackCosts(ABC):
         return self.fallback.fits(batch_size, context_tokens)
 
     def describe(self) -> dict[str, object]:
-        """Return what comes from the rows and what from the fallback, ready for JSON."""
+        """Return what verification comes from and what the fallback gives, ready for JSON."""
         return {
             "label": self.label,
-            "measured": self.group.describe(),
             "from_rows": list(FROM_ROWS),
             "from_fallback": list(FROM_FALLBACK),
             "rows_hold_host": self.has_host,
             "scale": self.scale,
-            **self.describe_rows(),
+            **self.describe_source(),
             "fallback": self.fallback.describe(),
         }
 
     @property
     def label(self) -> str:
-        """One line for the head of a report."""
-        made = type(self).__name__.removesuffix("Costs").lower()
-        return (
-            f"{self.group.name}: {made} on {len(self.group.rows)} rows; rest {self.fallback.label}"
-        )
+        """One line for the head of a report: what verification is from, and all the rest."""
+        return f"{self.source}; {REST} from {self.fallback.label}"
 
 
 def check_fallback(

@@ -31,7 +31,13 @@ class MeasuredCosts(FallbackCosts):
     Made by `build_measured_costs`. A ragged batch is looked up at its means per request.
     """
 
+    group: StepGroup
     table: LinearTable
+
+    @property
+    def source(self) -> str:
+        """The group and its number of rows."""
+        return f"{self.group.name}: table of {len(self.group.rows)} measured steps"
 
     def verify_s(self, rows: int, requests: int, kv_tokens: int) -> float:
         """Return the interpolated seconds of one step; 0 for no rows.
@@ -71,11 +77,12 @@ class MeasuredCosts(FallbackCosts):
             )
         return rows - batch_size
 
-    def describe_rows(self) -> dict[str, object]:
-        """Return the kind, points, ranges and margin of the table."""
+    def describe_source(self) -> dict[str, object]:
+        """Return the rows, and points, ranges and margin of the table."""
         ranges = {axis: list(ends) for axis, ends in self.table.ranges().items()}
         return {
             "kind": "measured table",
+            "measured": self.group.describe(),
             "points": self.table.num_points,
             "ranges": ranges,
             "margin": self.table.margin,

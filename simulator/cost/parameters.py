@@ -112,6 +112,15 @@ class CostParameters:
     eager_all_reduce_us: float = _constant(
         30.0, "us", "host time of one all-reduce without a CUDA graph", "hardware.md 2.2"
     )
+    policy_op_us: float = _constant(
+        2.2,
+        "us",
+        "one operation of a policy's code in a CUDA graph: an elementwise kernel's floor",
+        TABLE,
+    )
+    cpu_policy_op_us: float = _constant(
+        5.0, "us", "CPU: one operation of a policy's code", "`simulate costs policies`, two cores"
+    )
     sglang_step_ms: float = _constant(
         0.38, "ms", "sglang: host, per step", HOST, prior=0.5, centre=0.5
     )

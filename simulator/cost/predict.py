@@ -9,6 +9,7 @@ from typing import Final
 
 from simulator.cost.build import build_cost_model
 from simulator.cost.parameters import CostParameters
+from simulator.cost.stages import eagle_ops
 from simulator.cost.step import CostModel
 from simulator.cost.stepfile import MeasuredStep
 
@@ -22,7 +23,8 @@ def predict_s(model: CostModel, step: MeasuredStep) -> float:
     - ``serving_tpot``: decoding at half the output, the prefills of the other requests spread
       over it, and the host.
     - ``spec_cycle``: verify and draft extend over all tokens of the cycle, the other draft
-      layers, and the host.
+      layers, EAGLE-3's selection, packing, compaction and the host. No row says how many tokens
+      were accepted; half of the levels are taken.
     """
     batch, kv_tokens = step.batch, step.batch * step.context
     if step.kind == "decode_step":
@@ -35,8 +37,10 @@ def predict_s(model: CostModel, step: MeasuredStep) -> float:
     total_s = model.verify_s(rows, batch, kv_tokens)
     total_s += model.draft_extend_s(rows, batch, kv_tokens)
     total_s += (step.steps - 1) * model.draft_layer_s(batch * step.topk, batch, kv_tokens)
-    total_s += model.select_s(is_tree=step.topk > 1)
-    return total_s + model.host_s(step.steps)
+    is_tree = step.topk > 1
+    total_s += model.select_s(eagle_ops(step.steps, is_tree=is_tree)) + model.pack_s(rows, batch)
+    total_s += model.compact_s(batch * step.steps // 2) if is_tree else 0.0
+    return total_s + model.host_s(step.steps, is_tree=is_tree)
 
 
 def _prefills_s(model: CostModel, step: MeasuredStep, kv_tokens: int) -> float:

@@ -1,7 +1,8 @@
 """What the engine and the setting need of a cost model; every cost model of this package fits it.
 
 ``step.CostModel`` computes times from shapes, ``measured.MeasuredCosts`` looks them up,
-``affine.AffineCosts`` takes them from a fitted line. Code that charges a step names this protocol.
+``affine.AffineCosts`` takes them from a fitted line, ``aic.AicCosts`` sums measured kernels. Code
+that charges a step names this protocol.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class StepCosts(Protocol):
 
     def verify_s(self, rows: int, requests: int, kv_tokens: int) -> float:
         """Return the seconds of one target forward over the rows of a batch; 0 for no rows."""
+        ...
+
+    def verify_parts(self, rows: int, requests: int, kv_tokens: int) -> dict[str, float]:
+        """Return `verify_s` by operator, as far as the model knows operators."""
         ...
 
     def plain_decode_s(self, requests: int, kv_tokens: int) -> float:
@@ -49,14 +54,26 @@ class StepCosts(Protocol):
         """Seconds of one gate check, device sync included."""
         ...
 
-    def select_s(self, is_tree: bool) -> float:
-        """Return the seconds of choosing and packing the nodes to verify."""
+    def select_s(self, ops: int) -> float:
+        """Return the seconds of ``ops`` operations of the policy's own code."""
         ...
 
-    def host_s(self, levels: int) -> float:
+    def pack_s(self, rows: int, requests: int) -> float:
+        """Return the seconds of building a verify batch of ``rows`` from the kept nodes."""
+        ...
+
+    def compact_s(self, tokens: int) -> float:
+        """Return the seconds of moving the keys and values of ``tokens`` accepted nodes."""
+        ...
+
+    def host_s(self, levels: int, *, is_tree: bool = False) -> float:
         """Return the host seconds of a step with ``levels`` draft levels, 0 for plain decoding.
 
         A model whose ``verify_s`` holds the host's part already returns the rest only.
+
+        Args:
+            levels: draft levels that ran.
+            is_tree: whether the draft branches.
         """
         ...
 

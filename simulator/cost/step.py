@@ -3,9 +3,10 @@
 Kernel times come from ``forward.py``, host times from ``host.py``. A cycle of the engine is::
 
     draft_extend_s + (levels - 1) * draft_layer_s + checks * check_s     drafting
-    + select_s + verify_s + host_s                                       the rest
+    + select_s + pack_s + verify_s + compact_s + host_s                  the rest
 
-which is the spec cycle of hardware.md section 4.4 plus the checks of section 4.6.
+which is the spec cycle of hardware.md section 4.4 plus the checks of section 4.6, with the stages
+of ``stages.py`` taken out of the host's cycle terms: these were fitted to whole cycles.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from simulator.cost.forward import (
 from simulator.cost.host import EngineProfile
 from simulator.cost.memory import MemoryNeed, require_memory
 from simulator.cost.models import CostedPair
+from simulator.cost.stages import StageCosts
 from simulator.hardware import Hardware
 
 KNEE_ROWS_LIMIT: Final = 8192
@@ -47,6 +49,7 @@ class CostModel:
     target: TransformerForward
     draft: TransformerForward | EagleForward
     host: EngineProfile
+    stages: StageCosts
     gate_check_s: float
     is_pure_roofline: bool
     scale: float = 1.0
@@ -175,20 +178,30 @@ class CostModel:
         """Seconds of one gate check."""
         return self.scale * self.gate_check_s
 
-    def select_s(self, is_tree: bool) -> float:
-        """Return the seconds of tree bookkeeping: EAGLE heads only, 0 for a chain."""
-        charged = is_tree and isinstance(self.draft, EagleForward)
-        return self.scale * self.host.tree_s if charged else 0.0
+    def select_s(self, ops: int) -> float:
+        """Return the seconds of ``ops`` operations of the policy's own code."""
+        return self.scale * self.stages.select_s(ops)
 
-    def host_s(self, levels: int) -> float:
+    def pack_s(self, rows: int, requests: int) -> float:
+        """Return the seconds of building a verify batch of ``rows``, roots included."""
+        return self.scale * self.stages.pack_s(rows, requests)
+
+    def compact_s(self, tokens: int) -> float:
+        """Return the seconds of moving the keys and values of ``tokens`` accepted nodes."""
+        return self.scale * self.stages.compact_s(tokens)
+
+    def host_s(self, levels: int, *, is_tree: bool = False) -> float:
         """Return the host seconds of a step with ``levels`` draft levels, 0 for plain decoding.
 
-        The cycle terms were measured on EAGLE engines: independent drafts are not charged them.
+        The cycle terms were fitted to whole cycles of EAGLE engines: independent drafts are not
+        charged them, and the stages that have terms of their own are taken out.
         """
         total_s = self.host.plain_step_s(self.tp)
         if levels > 0 and isinstance(self.draft, EagleForward):
-            total_s += self.host.cycle_s + levels * self.host.draft_step_s
-            total_s += self.host.cycle_per_log2_tp_s * math.log2(self.tp)
+            host = self.host
+            cycle_s = host.cycle_s + levels * host.draft_step_s + (host.tree_s if is_tree else 0.0)
+            cycle_s += host.cycle_per_log2_tp_s * math.log2(self.tp)
+            total_s += max(0.0, cycle_s - self.stages.reference_s(levels, is_tree=is_tree))
         return self.scale * total_s
 
     def knee_k_max(self, batch_size: int, context_tokens: int, factor: float = 1.25) -> int:
@@ -250,7 +263,9 @@ class CostModel:
             "draft": asdict(self.pair.draft),
             "draft_kind": "eagle3" if isinstance(self.draft, EagleForward) else "independent",
             "operators": operators,
+            "kind": "pure roofline" if self.is_pure_roofline else "roofline",
             "host": asdict(self.host),
+            "stages": asdict(self.stages),
             "check_s": self.gate_check_s,
             "scale": self.scale,
             "pure_roofline": self.is_pure_roofline,

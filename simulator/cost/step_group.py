@@ -109,7 +109,8 @@ def _narrow(rows: list[StepRow], key: str, value: str | None, what: str) -> list
         if len(found) > 1:
             names = "; ".join(sorted(map(repr, found)))
             raise InputError(
-                f"Step times must be of one {key}; those of {what} have {names}. Pass {key}."
+                f"Step times must be of one {key}; those of {what} have {names}. "
+                f"Name one: {key}=NAME."
             )
         return rows
     matching = {name for name in found if name == value}

@@ -35,11 +35,20 @@ class LineCosts:
     def draft_prefill_s(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         return 0.001 * (prompt_tokens - cached_tokens) * MS
 
-    def select_s(self, is_tree: bool) -> float:
-        return 0.1 * MS if is_tree else 0.0
+    def verify_parts(self, rows: int, requests: int, kv_tokens: int) -> dict[str, float]:
+        return {"line": self.verify_s(rows, requests, kv_tokens)}
 
-    def host_s(self, levels: int) -> float:
-        return (0.4 + 0.05 * levels) * MS
+    def select_s(self, ops: int) -> float:
+        return 0.01 * ops * MS
+
+    def pack_s(self, rows: int, requests: int) -> float:
+        return (0.02 + 1e-5 * rows) * MS
+
+    def compact_s(self, tokens: int) -> float:
+        return (0.005 + 1e-4 * tokens) * MS
+
+    def host_s(self, levels: int, *, is_tree: bool = False) -> float:
+        return (0.4 + 0.05 * levels + (0.1 if is_tree else 0.0)) * MS
 
     def knee_k_max(self, batch_size: int, context_tokens: int, factor: float = 1.25) -> int:
         return 25

@@ -1,12 +1,11 @@
 """Engines, weight formats, expert parallelism, and the laws over the whole domain."""
 
-import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from echo_policies.errors import InputError, UnknownNameError
@@ -45,6 +44,11 @@ def test_no_cost_is_negative_or_not_a_number(model, rows, batch, context):
         model.draft_prefill_s(rows),
         model.host_s(0),
         model.host_s(5),
+        model.host_s(5, is_tree=True),
+        model.select_s(rows),
+        model.pack_s(rows, batch),
+        model.compact_s(rows),
+        model.check_s,
         *model.verify_parts(rows, batch, kv).values(),
     ]
     assert all(math.isfinite(cost) and cost >= -1e-12 for cost in costs)
@@ -58,6 +62,9 @@ def test_cost_grows_with_tokens_and_context(model, rows, more, batch, context_pa
     base_s = model.verify_s(rows, batch, batch * context)
     assert base_s <= ROUNDING * model.verify_s(rows + more, batch, batch * context)
     assert base_s <= ROUNDING * model.verify_s(rows, batch, batch * (context + longer))
+    assert model.pack_s(rows, batch) < model.pack_s(rows + more, batch)
+    assert model.compact_s(rows) < model.compact_s(rows + more)
+    assert model.select_s(rows) < model.select_s(rows + more)
 
 
 @given(model=models, batch=batches, more=batches, context=contexts)
@@ -81,17 +88,51 @@ def test_two_halves_never_cost_less_than_the_whole(model, parts, tokens, context
     assert whole_s <= ROUNDING * halves_s
 
 
-def test_tp_never_raises_the_time_of_memory():
-    for name, pair in PAIRS.items():
-        degrees = valid_degrees(pair.target)
-        for few, many in itertools.pairwise(degrees):
-            for batch, context in ((1, 128), (64, 8192)):
-                parts = [
-                    build_cost_model(name, "h100", tp).verify_parts(batch, batch, batch * context)
-                    for tp in (few, many)
-                ]
-                for part in ("gemm", "experts", "attention", "elementwise"):
-                    assert parts[1][part] <= ROUNDING * parts[0][part]
+@given(
+    model=models,
+    parts=st.tuples(st.integers(1, 128), st.integers(1, 128)),
+    tokens=st.integers(1, 16),
+    context=contexts,
+)
+@example(model=BUILT["qwen3-235b", "a100", 1, "vllm", "bf16"], parts=(8, 1), tokens=1, context=0)
+def test_padding_alone_may_make_the_whole_cost_more(model, parts, tokens, context):
+    """With graphs, 9 rows run as 16 while 8 and 1 run as themselves.
+
+    The whole then costs at most what the halves do, and what the smooth model asks for the rows
+    that its padding has beyond theirs.
+    """
+    smooth = replace(model, host=replace(model.host, pads_to_graphs=False))
+    both, rows_of = sum(parts), [n * tokens for n in parts]
+    whole_s = model.verify_s(sum(rows_of), both, both * context)
+    halves_s = sum(model.verify_s(r, n, n * context) for r, n in zip(rows_of, parts, strict=True))
+    padded, apart = model.host.padded(sum(rows_of)), sum(map(model.host.padded, rows_of))
+    extra_s = smooth.verify_s(padded, both, both * context)
+    extra_s -= smooth.verify_s(apart, both, both * context)
+    assert whole_s <= ROUNDING * (halves_s + max(0.0, extra_s))
+
+
+def test_the_staircase_is_what_the_bound_is_for():
+    model = BUILT["qwen3-235b", "a100", 1, "vllm", "bf16"]
+    apart_s = model.verify_s(8, 8, 0) + model.verify_s(1, 1, 0)
+    assert 1.0 < model.verify_s(9, 9, 0) / apart_s < 1.1
+
+
+WIDER = sorted(
+    (few, (*few[:2], many, *few[3:]))
+    for few in DOMAIN
+    for many in (2 * few[2],)
+    if (*few[:2], many, *few[3:]) in BUILT
+)
+
+
+@given(pair=st.sampled_from(WIDER), rows=rows, batch=batches, context=contexts)
+def test_tp_never_raises_the_time_of_memory(pair, rows, batch, context):
+    few, many = (BUILT[key] for key in pair)
+    kv = batch * context
+    one, other = (model.verify_parts(rows, batch, kv) for model in (few, many))
+    for part in ("gemm", "experts", "attention", "elementwise", "argmax"):
+        assert other[part] <= ROUNDING * one[part]
+    assert many.compact_s(rows) <= few.compact_s(rows)
 
 
 def test_parts_sum_to_the_whole():

@@ -77,7 +77,9 @@ def test_scale_multiplies_every_time(model, rows, batch, context, scale):
         ("draft_layer_s", (rows, batch, kv)),
         ("prefill_s", (rows + context, context)),
         ("draft_prefill_s", (rows + context, context)),
-        ("select_s", (True,)),
+        ("select_s", (20,)),
+        ("pack_s", (rows, batch)),
+        ("compact_s", (rows,)),
         ("host_s", (3,)),
         ("host_s", (0,)),
     ):
@@ -102,22 +104,23 @@ def test_nothing_to_do_costs_nothing():
 
 def test_host_terms_by_kind_of_draft():
     eagle = build_cost_model("llama-3.1-8b", "h100", 1, parameters=PUBLISHED)
+    chain_s, tree_s = (eagle.stages.reference_s(5, is_tree=is_tree) for is_tree in (False, True))
     assert eagle.host_s(0) == pytest.approx(0.38e-3)
-    assert eagle.host_s(5) == pytest.approx(0.38e-3 + 1.36e-3 + 5 * 0.048e-3)
-    assert (eagle.select_s(is_tree=True), eagle.select_s(is_tree=False)) == (
-        pytest.approx(1.12e-3),
-        0.0,
-    )
+    whole_s = 0.38e-3 + 1.36e-3 + 5 * 0.048e-3
+    assert eagle.host_s(5) + chain_s == pytest.approx(whole_s)
+    assert eagle.host_s(5, is_tree=True) + tree_s == pytest.approx(whole_s + 1.12e-3)
     independent = build_cost_model("qwen2.5-coder-1.5b", "h100", 1, parameters=PUBLISHED)
     assert independent.host_s(5) == independent.host_s(0) == pytest.approx(0.38e-3)
-    assert independent.select_s(is_tree=True) == 0.0
+    assert independent.host_s(5, is_tree=True) == independent.host_s(0)
     vllm = build_cost_model("qwen3-32b", "h100", 4, engine="vllm", parameters=PUBLISHED)
     assert vllm.host_s(0) == pytest.approx(0.76e-3 + 2 * 0.35e-3)
 
 
 def test_pure_roofline_has_no_host_terms_and_free_checks():
     pure = build_cost_model("qwen3-32b", "h100", 2, pure_roofline=True)
-    assert pure.host_s(8) == pure.select_s(is_tree=True) == pure.check_s == 0.0
+    assert (
+        pure.host_s(8) == pure.host_s(8, is_tree=True) == pure.select_s(99) == pure.check_s == 0.0
+    )
     fitted = build_cost_model("qwen3-32b", "h100", 2)
     assert fitted.check_s == 0.15e-3
     assert pure.verify_s(64, 8, 8192) < fitted.verify_s(64, 8, 8192)

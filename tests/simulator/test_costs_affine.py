@@ -112,7 +112,10 @@ def test_a_cost_model_of_a_line():
     assert told["kind"] == "affine"
     assert told["law"]["num_rows"] == len(POINTS)
     assert told["measured"]["rows_by_kind"] == {"not stated": len(POINTS)}
-    assert costs.label == "m tp 1: affine on 12 rows; rest line"
+    assert costs.label == (
+        "m tp 1: affine fit of 12 measured steps of at most 4 tokens per request; drafts, prefill, "
+        "checks, selection, packing, compaction, host and memory from line"
+    )
 
 
 def test_knee_of_a_line():

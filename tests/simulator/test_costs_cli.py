@@ -48,6 +48,68 @@ def test_table_by_operator(monkeypatch, capsys, tmp_path):
     row = table["rows"][0]
     parts = set(row) - {"tokens", "rows", "total", "marginal_per_token"}
     assert sum(row[part] for part in parts) == pytest.approx(row["total"])
+    assert "cycle by stage: tree of 5 levels, 8 nodes expanded per level, 3 accepted" in out
+    stages = ("draft", "select", "pack", "verify", "compact", "host")
+    for cycle in table["cycle"]["rows"]:
+        assert sum(cycle[stage] for stage in stages) == pytest.approx(cycle["total"])
+    assert table["cycle"]["rows"][0]["total"] == pytest.approx(row["total"])
+    assert all(table["cycle"]["rows"][-1][stage] > 0.0 for stage in stages)
+    assert table["costs"]["kind"] == "roofline"
+
+
+def test_a_chain_moves_nothing(monkeypatch, capsys):
+    status, out, _ = run(
+        monkeypatch, capsys, "--target", "qwen3-8b", "--tokens", "24", "--width", "1",
+        "--levels", "3", "--accepted", "2",
+    )  # fmt: skip
+    assert status == 0
+    assert "chain of 3 levels, 2 accepted" in out
+    assert out.splitlines()[-1].split()[5] == "0.0"
+
+
+def test_steps_of_a_table_where_the_knee_lies_beyond(monkeypatch, capsys, tmp_path):
+    lines = [f"qwen3-8b,1,{b},{c},1,{6 + b + c / 1e3}" for b in (1, 8) for c in (512, 2048)]
+    path = write(tmp_path, *lines, header="model,tp,batch,context,tokens,ms")
+    out_file = tmp_path / "table.json"
+    options = ("--target", "qwen3-8b", "--costs", f"table:{path}", "--json", str(out_file))
+    status, out, _ = run(monkeypatch, capsys, *options, "--tokens", "0")
+    assert status == 0
+    assert "table of 4 measured steps; drafts, prefill" in out
+    assert "1.25x beyond what was measured" in out
+    assert json.loads(out_file.read_text())["k_max"] is None
+    status, _, err = run(monkeypatch, capsys, *options, "--tokens", "64")
+    assert status == 2
+    assert "covers tokens per request 1 to 1" in err
+
+
+def test_knees_of_every_batch(monkeypatch, capsys, tmp_path):
+    out_file = tmp_path / "knees.json"
+    options = ("knees", "--target", "llama-3.1-8b", "--batch-size", "8,64")
+    status, out, _ = run(monkeypatch, capsys, *options, "--markdown", "--json", str(out_file))
+    assert status == 0
+    assert "| llama-3.1-8b, 8 | 67/157/319 |" in out
+    knees = json.loads(out_file.read_text())["knees"]
+    assert [(knee["tp"], knee["batch_size"]) for knee in knees] == [
+        (tp, batch) for tp in (1, 2, 4, 8) for batch in (8, 64)
+    ]
+    for knee in knees:
+        assert knee["k_max"] == knee["padded"][0] - knee["batch_size"]
+        assert knee["published"] == sorted(knee["published"])
+    status, out, _ = run(monkeypatch, capsys, *options)
+    assert (status, "published, no padding" in out) == (0, True)
+
+
+def test_policies_are_timed_and_counted(monkeypatch, capsys, trace_file, tmp_path):
+    out_file = tmp_path / "times.toml"
+    status, out, _ = run(
+        monkeypatch, capsys, "policies", "--policy", "chain:levels=3", "--batch-size", "1,2",
+        "--steps", "2", "--repeats", "1", "--device", "cpu", "--trace", str(trace_file),
+        "--target", "llama-3.1-8b", "--out", str(out_file),
+    )  # fmt: skip
+    assert status == 0
+    assert "operations" in out
+    content = tomllib.loads(out_file.read_text())
+    assert [row["ops"] for row in content["policy"]] == [3, 3]
 
 
 def test_validation_as_json(monkeypatch, capsys, tmp_path, steps_file):
@@ -100,6 +162,12 @@ def test_fit_writes_constants_that_the_other_commands_take(
         (("--target", "qwen3-8b", "--draft", "x"), "draft goes with a config.json"),
         (("--hardware", "h100"), "costs needs --target"),
         (("validate", "none.csv"), "must be a CSV file of measured steps"),
+        (("validate", "none.csv", "--costs", "table:x.csv"), "about the computed model"),
+        (("--target", "qwen3-8b", "--costs", "tabel:x.csv"), "table:STEPS.csv, affine:STEPS.csv"),
+        (("--target", "qwen3-8b", "--accepted", "9"), "0 <= accepted <= levels; got 5, 8 and 9"),
+        (("knees", "--batch-size", "0"), "batch sizes >= 1"),
+        (("policies", "--batch-size", "x"), "whole numbers separated by commas"),
+        (("--target", "qwen3-8b", "--json", "/nowhere/out.json"), "create the folder"),
     ],
 )
 def test_user_errors_are_one_sentence_and_status_2(monkeypatch, capsys, arguments, message):

@@ -128,7 +128,9 @@ def test_the_rest_comes_from_the_fallback_and_is_named(write):
     assert costs.prefill_s(100, 10) == 2.0 * line.prefill_s(100, 10)
     assert costs.draft_prefill_s(100) == 2.0 * line.draft_prefill_s(100)
     assert costs.check_s == 2.0 * line.check_s
-    assert costs.select_s(True) == 2.0 * line.select_s(True)
+    assert costs.select_s(7) == 2.0 * line.select_s(7)
+    assert costs.pack_s(40, 4) == 2.0 * line.pack_s(40, 4)
+    assert costs.compact_s(9) == 2.0 * line.compact_s(9)
     assert costs.fits(8, 512).is_enough
     told = costs.describe()
     assert "draft_layer_s" in told["from_fallback"]
@@ -139,7 +141,10 @@ def test_the_rest_comes_from_the_fallback_and_is_named(write):
         "tokens per request": [1.0, 32.0],
         "context": [256.0, 4096.0],
     }
-    assert costs.label == "m tp 2: measured on 36 rows; rest line"
+    assert costs.label == (
+        "m tp 2: table of 36 measured steps; drafts, prefill, checks, selection, packing, "
+        "compaction, host and memory from line"
+    )
     assert replace(costs, scale=1.0).verify_s(4, 4, 4096) == costs.verify_s(4, 4, 4096) / 2.0
 
 
@@ -148,6 +153,7 @@ def test_the_host_is_charged_once(write):
     kernels = measured(write(GRID), has_host=False)
     assert whole.host_s(0) == 0.0
     assert whole.host_s(4) == pytest.approx(4 * 0.05e-3)
+    assert whole.host_s(4, is_tree=True) == pytest.approx(4 * 0.05e-3 + 0.1e-3)
     assert kernels.host_s(4) == LineCosts().host_s(4)
 
 

@@ -11,6 +11,7 @@ from echo_policies.registry import parse
 from simulator.config import make_config
 from simulator.cost import build_cost_model
 from simulator.cost.affine import AffineCosts, build_affine_costs
+from simulator.cost.aic import AicCosts
 from simulator.cost.measured import MeasuredCosts, build_measured_costs
 from simulator.cost.protocol import StepCosts, marginal_verify_s
 from simulator.cost.step import CostModel
@@ -27,12 +28,12 @@ PROPERTIES = {"check_s", "label"}
 def test_the_protocol_names_what_the_engine_and_the_setting_use():
     assert set(METHODS) | PROPERTIES == {
         *("verify_s", "plain_decode_s", "draft_extend_s", "draft_layer_s", "prefill_s"),
-        *("draft_prefill_s", "check_s", "select_s", "host_s", "knee_k_max", "fits", "label"),
-        "describe",
+        *("draft_prefill_s", "check_s", "select_s", "pack_s", "compact_s", "host_s", "knee_k_max"),
+        *("fits", "label", "describe", "verify_parts"),
     }
 
 
-@pytest.mark.parametrize("kind", [CostModel, MeasuredCosts, AffineCosts, LineCosts])
+@pytest.mark.parametrize("kind", [CostModel, MeasuredCosts, AffineCosts, AicCosts, LineCosts])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cost_model_takes_the_arguments_of_the_protocol(kind, method):
     wanted = inspect.signature(getattr(StepCosts, method)).parameters
