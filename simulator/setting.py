@@ -17,6 +17,7 @@ from simulator.cost import build_cost_model
 from simulator.cost.choice import ROOFLINE, apply_choice, constants_of, parse_choice
 from simulator.cost.constants import load, shipped_file
 from simulator.cost.draws import draw_parameters
+from simulator.cost.lookup import LookupCosts
 from simulator.cost.pairs import resolve_pair
 from simulator.cost.parameters import CostParameters
 from simulator.cost.protocol import StepCosts
@@ -178,4 +179,7 @@ def _cost(
     )
     # A synthetic trace stands for the target that it is costed as by default.
     own = header.recorded_as or header.costing.target
-    return apply_choice(choice, computed), target != own
+    chosen = apply_choice(choice, computed)
+    if header.drafter == "prompt_lookup":
+        chosen = LookupCosts(chosen)
+    return chosen, target != own

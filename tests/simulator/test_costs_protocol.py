@@ -12,6 +12,7 @@ from simulator.config import make_config
 from simulator.cost import build_cost_model
 from simulator.cost.affine import AffineCosts, build_affine_costs
 from simulator.cost.aic import AicCosts
+from simulator.cost.lookup import LookupCosts
 from simulator.cost.measured import MeasuredCosts, build_measured_costs
 from simulator.cost.protocol import StepCosts, marginal_verify_s
 from simulator.cost.step import CostModel
@@ -23,6 +24,7 @@ from tests.simulator.fake_costs import LineCosts
 
 METHODS = [name for name, _ in inspect.getmembers(StepCosts, inspect.isfunction) if name[0] != "_"]
 PROPERTIES = {"check_s", "label"}
+KINDS = [CostModel, MeasuredCosts, AffineCosts, AicCosts, LookupCosts, LineCosts]
 
 
 def test_the_protocol_names_what_the_engine_and_the_setting_use():
@@ -33,7 +35,7 @@ def test_the_protocol_names_what_the_engine_and_the_setting_use():
     }
 
 
-@pytest.mark.parametrize("kind", [CostModel, MeasuredCosts, AffineCosts, AicCosts, LineCosts])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cost_model_takes_the_arguments_of_the_protocol(kind, method):
     wanted = inspect.signature(getattr(StepCosts, method)).parameters
@@ -49,6 +51,18 @@ def test_computed_and_fake_models_are_step_costs():
     assert isinstance(computed, StepCosts)
     assert isinstance(fake, StepCosts)
     assert not isinstance(object(), StepCosts)
+
+
+def test_prompt_lookup_pays_for_verification_and_host_but_for_no_draft():
+    model = build_cost_model("llama-3.1-8b", "h100", 1)
+    lookup: StepCosts = LookupCosts(model)
+    assert lookup.draft_extend_s(8, 8, 8192) == lookup.draft_layer_s(8, 8, 8192) == 0
+    assert lookup.draft_prefill_s(1000) == 0
+    assert lookup.host_s(8) == lookup.host_s(1) == model.host_s(1) < model.host_s(8)
+    assert lookup.host_s(0) == model.host_s(0)
+    assert lookup.verify_s(40, 8, 8192) == model.verify_s(40, 8, 8192)
+    assert lookup.knee_k_max(8, 1024) == model.knee_k_max(8, 1024)
+    assert "prompt lookup" in lookup.label
 
 
 @pytest.mark.parametrize("span", [1, 7, 64])
