@@ -13,6 +13,10 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB = 97
@@ -31,7 +35,14 @@ def tiny_model(kind="qwen2", seed=0, vocab=VOCAB, limit=256, **changes):
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
         "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     }[kind]
+    if kind.startswith("qwen3"):
+        changes = {"head_dim": 12, **changes}  # unlike hidden_size / heads
+    if kind == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        changes = {**experts, **changes}
     config = config_class(
         vocab_size=vocab,
         hidden_size=32,
