@@ -14,8 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from echo_policies.errors import InputError
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
+from gpu_backend.models import context_limit
 from gpu_backend.ragged_rows import RaggedRows
 
 if TYPE_CHECKING:
@@ -57,16 +59,20 @@ class RaggedModel:
     - Requests must have reserved their slots in :attr:`table`.
     """
 
-    def __init__(self, model: PreTrainedModel, *, vocab_size: int, num_slots: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, vocab_size: int, num_slots: int, role: str = "target"
+    ) -> None:
         """Allocate the pool; nothing is computed.
 
         Args:
             model: prepared for tree attention, in evaluation mode.
             vocab_size: real tokens, V; logits beyond are padding and are cut off.
             num_slots: tokens of all requests, tree rows included, that the pool holds.
+            role: what messages call the model.
         """
         self.table = SlotTable(num_slots)
         self.vocab_size = vocab_size
+        self._role = role
         self._model = model
         self._pool = KvPool.of(model.config, num_slots, model.dtype, model.device)
 
@@ -74,6 +80,29 @@ class RaggedModel:
     def device(self) -> torch.device:
         """Where the model is."""
         return self._model.device
+
+    def require_room(self, num_tokens: int, tree_rows: int) -> None:
+        """Refuse a request that could never be served, before it is queued.
+
+        Args:
+            num_tokens: of prompt and longest output.
+            tree_rows: draft tokens behind them.
+
+        Raises:
+            InputError: naming the limit and what the request needs.
+        """
+        limit = context_limit(self._model)
+        if limit is not None and num_tokens > limit:
+            raise InputError(
+                f"{self._role}: prompt and output must fit in {limit} positions; a request needs "
+                f"{num_tokens}. Lower max_new_tokens or leave the prompt out."
+            )
+        slots = num_tokens + tree_rows
+        if slots > self.table.num_slots:
+            raise InputError(
+                f"{self._role}: a request must fit in the KV pool of {self.table.num_slots} token "
+                f"slots; one needs {slots}. Give the pool more slots or the request fewer tokens."
+            )
 
     @torch.inference_mode()
     def extend(self, extensions: Sequence[Extension], *, scores: bool = True) -> Tensor | None:

@@ -35,7 +35,9 @@ class ForestIndex:
             if layer.parent_BW is None:
                 parents.append(np.full(shape, NO_PARENT, dtype=np.int64))
             else:
-                parents.append(layer.parent_BW.cpu().numpy() + (start - forest.widths[len(parents) - 1]))
+                parents.append(
+                    layer.parent_BW.cpu().numpy() + (start - forest.widths[len(parents) - 1])
+                )
             depths.append(np.full(layer.width, layer.depth, dtype=np.int64))
             start += layer.width
         if not parents:

@@ -61,7 +61,9 @@ def test_chunks_trees_and_commits_equal_plain_forwards(models, seed):
         assert ragged.table.reserve(key, 60)
         texts[key] = []
     for _ in range(2):
-        chunks = [Extension(key, rng.integers(0, VOCAB, rng.integers(1, 9)).tolist()) for key in texts]
+        chunks = [
+            Extension(key, rng.integers(0, VOCAB, rng.integers(1, 9)).tolist()) for key in texts
+        ]
         logits = ragged.extend(chunks)
         for chunk, row in zip(chunks, logits, strict=True):
             texts[chunk.key] += chunk.tokens
