@@ -95,6 +95,12 @@ class BatchDrafter:
         self._behind[slot] = []
         self.draft.table.release(slot)
 
+    def check_integrity(self, slots: Sequence[int]) -> None:
+        """Check the pool's slots, and that no other request is behind."""
+        self.draft.table.check_integrity(slots)
+        behind = [slot for slot, tokens in enumerate(self._behind) if tokens]
+        assert set(behind) <= set(slots), "tokens of a request that has left"
+
     def tokens(self) -> IntArray:
         """Token ids [B, N] of the step's candidates."""
         return np.concatenate(self._token_layers, axis=1)

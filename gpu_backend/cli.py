@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from echo_policies.errors import EchoError
-from gpu_backend import package_version
-
-USER_ERROR = 2
-INTERRUPTED = 130
+from gpu_backend.exits import user_errors
+from gpu_backend.serve_cli import serve
 
 app = typer.Typer(
     name="run_gpu",
@@ -31,23 +25,7 @@ def main() -> None:
     app()
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(package_version())
-        raise typer.Exit
-
-
-@app.callback()
-def run_gpu(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """Run and record draft and target models on this machine."""
+app.callback(invoke_without_command=True)(serve)
 
 
 @app.command()
@@ -109,7 +87,7 @@ def record(
     from gpu_backend.recording import RecordingJob
     from gpu_backend.recording import record as run_recording
 
-    with _user_errors("Give the same command again to go on; at most one request was lost."):
+    with user_errors("Give the same command again to go on; at most one request was lost."):
         config = build_config(
             max_new_tokens=max_new_tokens,
             requests_per_set=requests_per_set,
@@ -136,19 +114,6 @@ def record(
         with ProgressBars() as bars:
             trace = run_recording(job, bars.update)
     typer.echo(f"{out}: {trace.num_requests} requests, {trace.num_positions} positions.")
-
-
-@contextmanager
-def _user_errors(on_interrupt: str) -> Iterator[None]:
-    """Print an error of the user's as one sentence and exit; anything else is a bug of ours."""
-    try:
-        yield
-    except EchoError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(USER_ERROR) from None
-    except KeyboardInterrupt:
-        print(f"Stopped. {on_interrupt}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":

@@ -81,6 +81,10 @@ class Engine:
         """Whether a request waits or is being served."""
         return bool(self._waiting) or not self._batch.is_empty
 
+    def now(self) -> float:
+        """Seconds since the engine was made."""
+        return self._watch.now()
+
     def submit(self, request: ServeRequest) -> None:
         """Put a request at the end of the queue.
 
@@ -121,10 +125,9 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Check that no slot of a KV pool leaked; for tests and debugging."""
-        self._verifier.target.table.check_integrity()
-        if not self.has_work:
-            table = self._verifier.target.table
-            assert table.num_free == table.num_slots, "a request left without its slots"
+        served = [slot for slot, held in enumerate(self._batch.slots) if held is not None]
+        self._verifier.target.table.check_integrity(served)
+        self._drafter.check_integrity(served)
 
     def _admit(self) -> None:
         """First come, first served: who does not fit yet lets nobody past."""

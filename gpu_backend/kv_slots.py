@@ -94,8 +94,12 @@ class SlotTable:
         slots[start:] = np.concatenate([tail[chosen], tail[others]])
         self._length[key] = start + len(chosen)
 
-    def check_integrity(self) -> None:
-        """Check that every slot has exactly one owner, or is free; for tests and debugging."""
+    def check_integrity(self, keys: Sequence[int]) -> None:
+        """Check that every slot is free or has exactly one owner, and that these are ``keys``.
+
+        For tests and debugging.
+        """
+        assert sorted(self._slots) == sorted(keys), "a request left without giving back its slots"
         everything = np.concatenate([np.array(self._free, dtype=np.int64), *self._slots.values()])
         assert everything.size == self._num_slots, "a slot leaked or was made up"
         assert np.array_equal(np.sort(everything), np.arange(self._num_slots)), "two owners"

@@ -8,13 +8,12 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echo_policies.errors import InputError
-from gpu_backend import models
+from gpu_backend import library_versions, models
 from gpu_backend.assembly import HeaderText, assemble
 from gpu_backend.config import RecordConfig
 from gpu_backend.draft_tree import DraftTree, prepare_draft
@@ -214,17 +213,7 @@ def _trace(
         tokenizer=f"sha256:{pair.fingerprint}",
         vocab_size=pair.vocab_size,
         device=f"cpu, {platform.machine()}",
-        libraries=_library_versions(),
+        libraries=library_versions(),
         date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         requests=list(zip(prompts, outputs, arrays, strict=True)),
     )
-
-
-def _library_versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {}
-    for name in ("torch", "transformers", "gguf", "numpy"):
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions

@@ -50,6 +50,10 @@ class ServingDrafter(Drafter, Protocol):
         """Forget a request."""
         ...
 
+    def check_integrity(self, slots: Sequence[int]) -> None:
+        """Check that exactly these requests hold room; for tests and debugging."""
+        ...
+
     def tokens(self) -> npt.NDArray[np.int64]:
         """Token ids [B, N] of the step's candidates, depth-major; any where there is none."""
         ...
@@ -80,6 +84,9 @@ class NoDrafter:
         """Keeps nothing."""
 
     def release(self, slot: int) -> None:
+        """Holds nothing."""
+
+    def check_integrity(self, slots: Sequence[int]) -> None:
         """Holds nothing."""
 
     def tokens(self) -> NoReturn:

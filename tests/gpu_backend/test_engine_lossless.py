@@ -20,6 +20,7 @@ LENGTHS = (1, 5, 12, 3, 8)
 LIMITS = (7, 10, 1, 9, 6)
 CHUNKS = {"one": 1, "seven": 7, "all": None}
 
+
 @functools.cache
 def pair(draft):
     return make_pair(draft=draft)
