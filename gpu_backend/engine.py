@@ -8,7 +8,9 @@ gate and scheduler), **verify** (one forward of the target over all trees), **co
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -38,6 +40,14 @@ class EngineOptions:
     """Prompt tokens read per step, of all requests together; None reads whole prompts at once."""
 
 
+class StepObserver(Protocol):
+    """Looks on while an engine runs."""
+
+    def decided(self, decision: Decision, served: Mapping[int, Serving]) -> None:
+        """See a step's decision, and the requests in it by slot, before anything is verified."""
+        ...
+
+
 class Engine:
     """Serves requests with one policy; drive it with :meth:`step` while :attr:`has_work`.
 
@@ -63,7 +73,8 @@ class Engine:
         """
         self._session = replace(session, measure=watch.part)
         self._memory: State = session.policy.scheduler.start()
-        self._drafter = drafter
+        self.drafter = drafter
+        self.observer: StepObserver | None = None
         self._verifier = verifier
         self._options = options
         self._watch = watch
@@ -92,7 +103,7 @@ class Engine:
             InputError: it can never be served, because a model's positions or KV pool are too few.
         """
         self._verifier.target.require_room(request.num_tokens, self._options.tree_rows)
-        self._drafter.require_room(request.num_tokens)
+        self.drafter.require_room(request.num_tokens)
         self._waiting.append(request)
 
     def abort(self, number: int) -> bool:
@@ -127,7 +138,7 @@ class Engine:
         """Check that no slot of a KV pool leaked; for tests and debugging."""
         served = [slot for slot, held in enumerate(self._batch.slots) if held is not None]
         self._verifier.target.table.check_integrity(served)
-        self._drafter.check_integrity(served)
+        self.drafter.check_integrity(served)
 
     def _admit(self) -> None:
         """First come, first served: who does not fit yet lets nobody past."""
@@ -145,7 +156,7 @@ class Engine:
         table = self._verifier.target.table
         if not table.reserve(slot, request.num_tokens + self._options.tree_rows):
             return False
-        if self._drafter.admit(slot, request.num_tokens):
+        if self.drafter.admit(slot, request.num_tokens):
             return True
         table.release(slot)
         return False
@@ -166,7 +177,7 @@ class Engine:
         if not chunks:
             return
         logits = self._verifier.read(chunks)
-        self._drafter.read(chunks)
+        self.drafter.read(chunks)
         for chunk, logits_V in zip(chunks, logits, strict=True):
             held = self._batch.at(chunk.key)
             if held.num_read == len(held.request.prompt):
@@ -181,7 +192,7 @@ class Engine:
         if held.finish_reason is not None:
             self._leave(slot, held.finish_reason)
         else:
-            self._drafter.commit(slot, tokens)
+            self.drafter.commit(slot, tokens)
         return emitted
 
     def _decode(self) -> None:
@@ -198,6 +209,8 @@ class Engine:
             with watch.part("decide"):
                 ctx = batch.context(self._options.k_max, self._steps, device)
                 decision = self._session.decide(ctx, self._memory)
+            if self.observer is not None:
+                self.observer.decided(decision, {slot: batch.at(slot) for slot in slots})
             with watch.part("verify"):
                 self._verifier.verify(decision.forest, decision.keep_BN)
             emitted_B, accepted_B = self._commit(slots)
@@ -229,7 +242,7 @@ class Engine:
         """Let a request go and take its slots back."""
         held, now = self._batch.at(slot), self._watch.now()
         self._verifier.target.table.release(slot)
-        self._drafter.release(slot)
+        self.drafter.release(slot)
         self._batch.slots[slot] = None
         first_s = held.first_token_s if held.output else now
         self.finished.append(Finished(held.request, tuple(held.output), reason, first_s, now))

@@ -75,6 +75,9 @@ def serve(
     calibration: Annotated[
         Path | None, typer.Option(help="Calibration file of `simulate calibrate`.")
     ] = None,
+    calibration_requests: Annotated[
+        int | None, typer.Option(help="Prompts to fit gates on, without a file [8].")
+    ] = None,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Print the outputs of the last policy.")
     ] = False,
@@ -114,6 +117,7 @@ def serve(
             "prefill_chunk": prefill_chunk,
             "rate": rate,
             "calibration": calibration,
+            "calibration_requests": calibration_requests,
         }
         sampling: dict[str, Any] = {
             "temperature": temperature,

@@ -36,6 +36,9 @@ class ServeConfig(BaseModel):
     prefill_chunk: int = Field(512, ge=1, description="prompt tokens read per step")
     rate: float | None = Field(None, gt=0, description="arrivals per second; all at once if unset")
     calibration: Path | None = Field(None, description="file of `simulate calibrate`")
+    calibration_requests: int = Field(
+        8, ge=1, description="prompts that gates are fitted on in the warm-up, and never evaluated"
+    )
 
     @model_validator(mode="after")
     def _files_differ(self) -> Self:

@@ -38,7 +38,7 @@ def head(result: ServeResult) -> list[str]:
         drawn += f", top-p {sampling.top_p:g}"
     arrivals = f"{config.rate:g} arrivals per second" if config.rate else "all at once"
     draft = result.draft.name if result.draft else "none"
-    return [
+    lines = [
         f"models    target {result.target.name}, draft {draft}; {config.dtype}",
         f"device    {result.device}",
         (
@@ -49,6 +49,7 @@ def head(result: ServeResult) -> list[str]:
         f"engine    measured with prefill and drain, {config.mode} decisions"
         + (", every policy clamped to k_max" if config.cap_all else ""),
     ]
+    return [*lines, f"gates     {result.calibration}"] if result.calibration else lines
 
 
 def notes(result: ServeResult) -> Iterator[str]:

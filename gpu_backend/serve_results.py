@@ -70,6 +70,8 @@ class ServeResult(_Frozen):
     mean_prompt_tokens: float
     k_max: int
     k_max_rule: str
+    calibration: str
+    """What gates were fitted on, in words; empty where nothing needed it."""
     knee: KneeTable | None
     rows: tuple[ServeRow, ...]
     """Plain decoding first."""

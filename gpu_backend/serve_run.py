@@ -15,13 +15,14 @@ from echo_policies.api import Policy
 from echo_policies.errors import InputError
 from gpu_backend import library_versions, models
 from gpu_backend.knee import Knee, measure_knee
+from gpu_backend.live_calibration import calibrate
 from gpu_backend.serve_config import ServeConfig
 from gpu_backend.serve_loop import serve_all
 from gpu_backend.serve_results import KneeTable, ServedRequest, ServeResult, ServeRow
 from gpu_backend.serve_setup import (
     Workload,
-    calibrated_policies,
     choose_device,
+    chosen_policies,
     load_pair,
     make_workload,
 )
@@ -75,9 +76,10 @@ def run_policies(
         PolicyViolation: a policy broke its contract.
     """
     device = choose_device(config)
-    policies = calibrated_policies(config)
+    policies = chosen_policies(config)
+    calibrates = not all(policy.is_calibrated for policy in policies)
     pair, tokenizer = load_pair(config, device, policies)
-    workload = make_workload(config, pair, tokenizer)
+    workload = make_workload(config, pair, tokenizer, calibrates=calibrates)
     knee = None if config.k_max is not None else _knee(config, pair, workload)
     k_max = knee.k_max if knee is not None else config.k_max
     assert k_max is not None, "given or measured"
@@ -90,6 +92,13 @@ def run_policies(
         is_staged=config.mode == "staged",
         caps_all=config.cap_all,
     )
+    calibration = "" if config.calibration is None else f"from {config.calibration.name}"
+    if calibrates:
+        policies, positions = calibrate(pair, policies, settings, workload.calibration)
+        calibration = (
+            f"fitted in the warm-up: {positions} positions of {len(workload.calibration)} prompts "
+            "that are not evaluated"
+        )
     runs = []
     for policy in policies:
         run = _serve(pair, policy, settings, workload, progress=progress, should_stop=should_stop)
@@ -110,6 +119,7 @@ def run_policies(
         mean_prompt_tokens=workload.mean_prompt,
         k_max=k_max,
         k_max_rule=_rule(config),
+        calibration=calibration,
         knee=None if knee is None else KneeTable(rows=knee.rows, seconds=knee.seconds),
         rows=tuple(_row(run, runs[0], workload, config, tokenizer) for run in runs),
     )

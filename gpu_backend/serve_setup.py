@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from traces.calibration_file import load_calibration
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+ARRIVE: Final = 1
+"""Random stream of the arrivals."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -37,11 +40,13 @@ class Workload:
 
     prompts: tuple[Prompt, ...]
     requests: tuple[ServeRequest, ...]
+    calibration: tuple[ServeRequest, ...] = ()
+    """Requests that gates are fitted on, none of them evaluated."""
 
     @property
     def max_tokens(self) -> int:
         """Tokens of the longest request, prompt and output together."""
-        return max(request.num_tokens for request in self.requests)
+        return max(request.num_tokens for request in (*self.requests, *self.calibration))
 
     @property
     def sources(self) -> list[str]:
@@ -70,11 +75,11 @@ def choose_device(config: ServeConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def calibrated_policies(config: ServeConfig) -> list[Policy]:
-    """Plain decoding, then the policies asked for, fitted by the calibration file.
+def chosen_policies(config: ServeConfig) -> list[Policy]:
+    """Plain decoding, then the policies asked for, fitted where there is a calibration file.
 
     Raises:
-        InputError: two policies of one name, or one that needs a calibration which is not given.
+        InputError: two policies of one name, or one that the calibration file does not hold.
     """
     chosen = parse_list(config.policies)
     named = {policy.name: policy for policy in (autoregressive(), *chosen)}
@@ -85,18 +90,12 @@ def calibrated_policies(config: ServeConfig) -> list[Policy]:
                 f"{policy.name!r}. Give one of them another name."
             )
     fitted = load_calibration(config.calibration) if config.calibration is not None else None
-    ready = []
-    for policy in named.values():
-        if policy.is_calibrated:
-            ready.append(policy)
-        elif fitted is not None:
-            ready.append(fitted.apply(policy, config.batch_size))
-        else:
-            raise InputError(
-                f"Policy {policy.name!r} needs thresholds; give --calibration FILE, written by "
-                "`simulate calibrate --out FILE` from a recording of this pair."
-            )
-    return ready
+    if fitted is None:
+        return list(named.values())
+    return [
+        policy if policy.is_calibrated else fitted.apply(policy, config.batch_size)
+        for policy in named.values()
+    ]
 
 
 def load_pair(
@@ -128,31 +127,52 @@ def _load(path: Path, config: ServeConfig, device: torch.device, role: str) -> P
 
 
 def make_workload(
-    config: ServeConfig, pair: ModelPair, tokenizer: PreTrainedTokenizerBase
+    config: ServeConfig, pair: ModelPair, tokenizer: PreTrainedTokenizerBase, *, calibrates: bool
 ) -> Workload:
     """Take the prompts and give each request its seed and its arrival.
 
+    Args:
+        config: the options.
+        pair: the models, whose positions must do.
+        tokenizer: the target's.
+        calibrates: also take prompts for calibration, which are not evaluated.
+
     Raises:
-        InputError: a file cannot be used, or a request exceeds a model's positions.
+        InputError: a file cannot be used, there are too few prompts, or a request exceeds a
+            model's positions.
     """
-    prompts = take_prompts(config, tokenizer)
+    num_calibration = config.calibration_requests if calibrates else 0
+    every = take_prompts(config, tokenizer, num_calibration)
     for role, model in (("target", pair.target), ("draft", pair.draft)):
         if model is not None:
-            _require_positions(role, models.context_limit(model), prompts, config.max_new_tokens)
-    gaps = np.zeros(len(prompts))
+            _require_positions(role, models.context_limit(model), every, config.max_new_tokens)
+    # Calibration prompts stand last, so that the evaluated ones are the same without them.
+    num_evaluated = len(every) - num_calibration
+    if num_evaluated < 1:
+        raise InputError(
+            f"prompts: calibration takes {num_calibration} prompts that are not evaluated, but "
+            f"there are {len(every)} in all; give more prompts, fewer --calibration-requests, or "
+            "--calibration FILE."
+        )
+    gaps = np.zeros(num_evaluated)
     if config.rate is not None:
-        gaps = np.random.default_rng([config.seed, 1]).exponential(1 / config.rate, len(prompts))
+        gaps = np.random.default_rng([config.seed, ARRIVE]).exponential(
+            1 / config.rate, num_evaluated
+        )
+    arrivals = [*np.cumsum(gaps).tolist(), *[0.0] * num_calibration]
     requests = tuple(
         ServeRequest(
             number,
             prompt.token_ids,
             config.max_new_tokens,
             request_seed(config.seed, number),
-            float(arrival),
+            arrival,
         )
-        for number, (prompt, arrival) in enumerate(zip(prompts, np.cumsum(gaps), strict=True))
+        for number, (prompt, arrival) in enumerate(zip(every, arrivals, strict=True))
     )
-    return Workload(tuple(prompts), requests)
+    return Workload(
+        tuple(every[:num_evaluated]), requests[:num_evaluated], requests[num_evaluated:]
+    )
 
 
 def _require_positions(
@@ -168,13 +188,16 @@ def _require_positions(
             )
 
 
-def take_prompts(config: ServeConfig, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """The first prompts of every file, in turn, as many as are asked for.
+def take_prompts(
+    config: ServeConfig, tokenizer: PreTrainedTokenizerBase, num_more: int = 0
+) -> list[Prompt]:
+    """The first prompts of every file, in turn: as many as asked for, and ``num_more``.
 
     Raises:
-        InputError: a file cannot be read or has too few prompts that are short enough.
+        InputError: a file cannot be read or has no prompt that is short enough.
     """
-    share = None if config.requests is None else -(-config.requests // len(config.prompts))
+    wanted = None if config.requests is None else config.requests + num_more
+    share = None if wanted is None else -(-wanted // len(config.prompts))
     chosen = build_config(
         requests_per_set=share,
         max_prompt_tokens=config.max_prompt_tokens,
@@ -182,4 +205,4 @@ def take_prompts(config: ServeConfig, tokenizer: PreTrainedTokenizerBase) -> lis
     )
     files = [load_prompts(path, task_name(path), tokenizer, chosen) for path in config.prompts]
     in_turn = [prompt for row in zip_longest(*files) for prompt in row if prompt is not None]
-    return in_turn[: config.requests]
+    return in_turn[:wanted]

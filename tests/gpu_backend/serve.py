@@ -8,7 +8,7 @@ from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.sampling import Sampling, choose, request_seed
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest
-from tests.gpu_backend.tiny import VOCAB, tiny_model
+from tests.gpu_backend.tiny import VOCAB, disturb, tiny_model
 
 GREEDY = Sampling()
 UNLIMITED = 10**6
@@ -30,9 +30,7 @@ def make_pair(kind="qwen2", draft="different", stops=(), limit=256):
     target = tiny_model(kind, seed=1, limit=limit)
     drafter = tiny_model(kind, seed=2 if draft == "different" else 1, limit=limit)
     if draft == "close":
-        with torch.no_grad():
-            for parameter in drafter.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.02 * parameter.std())
+        disturb(drafter, 0.05)
     for model in (target, drafter):
         prepare_draft(model)
     return ModelPair(target, drafter, VOCAB, frozenset(stops))

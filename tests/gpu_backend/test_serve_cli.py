@@ -68,6 +68,23 @@ def test_knee_is_timed_where_no_budget_is_given(pair, tmp_path):
     assert "timed here" in result.output
 
 
+def test_gates_are_fitted_in_the_warm_up(pair, tmp_path):
+    draft = save_model(tmp_path / "close", seed=1, noise=0.05)
+    prompts = write_prompts(tmp_path / "many.jsonl", 8)
+    out = tmp_path / "run.json"
+    files = ["--target", pair[1], "--draft", str(draft), "--prompts", str(prompts)]
+    wanted = ["--requests", "2", "--calibration-requests", "6", "--max-new-tokens", "16"]
+    sampled = ["--temperature", "0.8", "--batch-size", "3"]
+    result = run([*files, *wanted, *sampled, "--policy", "echo:levels=4", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "of 6 prompts that are not evaluated" in result.output
+    content = json.loads(out.read_text())
+    assert content["num_requests"] == 2
+    assert content["rows"][1]["parameters"]["taus"]
+    assert content["rows"][1]["parameters"]["w_topk"] == 1
+    assert content["rows"][1]["same_outputs"] == 2
+
+
 def test_plain_decoding_needs_no_draft(pair):
     result = run([*pair[:2], *pair[4:], "--policy", "autoregressive", "--rate", "1000"])
     assert result.exit_code == 0, result.output
@@ -108,7 +125,8 @@ def error_of(arguments):
 
 def test_errors_are_one_sentence(pair, tmp_path):
     assert "needs --target PATH and --prompts" in error_of(["--policy", "echo"])
-    assert "needs thresholds; give --calibration" in error_of([*pair, "--policy", "echo"])
+    said = error_of([*pair, "--policy", "echo"])
+    assert "calibration takes 8 prompts that are not evaluated, but there are 4 in all" in said
     chain = ["--policy", "chain"]
     assert "give --draft" in error_of([*pair[:2], *pair[4:], *chain])
     assert "repetition_penalty must be 1" in error_of([*pair, *chain, "--repetition-penalty", "2"])

@@ -81,12 +81,22 @@ def tiny_tokenizer(vocab=VOCAB, swap=False, padding=0):
     )
 
 
-def save_model(folder: Path, seed: int, tokenizer=None, **changes) -> Path:
+def disturb(model, noise):
+    """Shift every weight a little, for a draft that agrees with its target most of the time."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            shift = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(shift * noise * parameter.std())
+    return model
+
+
+def save_model(folder: Path, seed: int, tokenizer=None, noise=0.0, **changes) -> Path:
     """A model directory as transformers writes it.
 
     OLMo 2, because transformers reads the tokenizer of the others by a class of its own.
     """
-    tiny_model("olmo2", seed=seed, **changes).save_pretrained(folder)
+    disturb(tiny_model("olmo2", seed=seed, **changes), noise).save_pretrained(folder)
     (tokenizer or tiny_tokenizer()).save_pretrained(folder)
     return folder
 
