@@ -60,7 +60,10 @@ class BatchDrafter:
         """Places of the newest expanded nodes' branches; A is 0 for the roots."""
         self._place_BW = np.zeros((num_slots, 0), dtype=np.int64)
         """Which of these nodes each candidate of the newest layer is a child of."""
-        self._token_layers: list[IntArray] = []
+        self.token_layers: list[IntArray] = []
+        """Token ids [B, W] of the candidates of every depth of this step."""
+        self.revealed: list[tuple[Children, Frontier | None]] = []
+        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
 
     @property
     def signals(self) -> frozenset[str]:
@@ -103,15 +106,16 @@ class BatchDrafter:
 
     def tokens(self) -> IntArray:
         """Token ids [B, N] of the step's candidates."""
-        return np.concatenate(self._token_layers, axis=1)
+        return np.concatenate(self.token_layers, axis=1)
 
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Catch up, and return the roots' children."""
-        self._plan, self._token_layers = plan, []
+        self._plan, self.token_layers, self.revealed = plan, [], []
         self._used_B[:] = 0
         self._above_BFA = np.zeros((self._num_slots, 1, 0), dtype=np.int64)
         logits_RV = self._catch_up(_true(drafting_B))
         children = Children.of(logits_RV, drafting_B[:, None], plan.top_k)
+        self.revealed.append((children, None))
         return self._keep(candidates(plan, children, None, None))
 
     def expand(self, layer: LayerView, frontier: Frontier) -> LayerView:
@@ -125,11 +129,12 @@ class BatchDrafter:
         self._used_B += mask_BF.sum(axis=1)
         logits_RV = self.draft.branch(rows) if rows else None
         children = Children.of(logits_RV, frontier.mask_BF, self._plan.top_k)
+        self.revealed.append((children, frontier))
         return self._keep(candidates(self._plan, children, layer, frontier))
 
     def _keep(self, layer: Candidates) -> LayerView:
         """Remember what only the drafter knows of a layer."""
-        self._token_layers.append(layer.token_BW.cpu().numpy())
+        self.token_layers.append(layer.token_BW.cpu().numpy())
         self._place_BW = layer.place_BW.cpu().numpy()
         return layer.view
 
@@ -161,7 +166,7 @@ class BatchDrafter:
         above_nA = self._above_BFA[slot, mask_F]
         return Branches(
             key=slot,
-            tokens_n=self._token_layers[-1][slot, index_F[mask_F]],
+            tokens_n=self.token_layers[-1][slot, index_F[mask_F]],
             # The sequence ends with the root, so depth 1 is the first place behind it.
             depth_n=np.full(len(above_nA), depth - 1, dtype=np.int64),
             place_n=above_nA[:, -1],

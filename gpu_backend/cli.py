@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gpu_backend.exits import user_errors
+from gpu_backend.parity_cli import parity
 from gpu_backend.serve_cli import serve
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ def main() -> None:
 
 
 app.callback(invoke_without_command=True)(serve)
+app.command("parity")(parity)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from echo_policies.api import Feedback, State
+from echo_policies.api import Feedback, State, StepContext
 from echo_policies.session import Decision, Session
 from gpu_backend.ragged_model import Extension
 from gpu_backend.serving_batch import Finished, FinishReason, ServeRequest, Serving, ServingBatch
@@ -43,9 +43,20 @@ class EngineOptions:
 class StepObserver(Protocol):
     """Looks on while an engine runs."""
 
-    def decided(self, decision: Decision, served: Mapping[int, Serving]) -> None:
-        """See a step's decision, and the requests in it by slot, before anything is verified."""
+    def decided(self, step: DecidedStep) -> None:
+        """See a step before anything of it is verified."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedStep:
+    """What went into a decision, and what came out."""
+
+    ctx: StepContext
+    memory: State
+    decision: Decision
+    served: Mapping[int, Serving]
+    """The requests that take part, by slot."""
 
 
 class Engine:
@@ -210,7 +221,8 @@ class Engine:
                 ctx = batch.context(self._options.k_max, self._steps, device)
                 decision = self._session.decide(ctx, self._memory)
             if self.observer is not None:
-                self.observer.decided(decision, {slot: batch.at(slot) for slot in slots})
+                served = {slot: batch.at(slot) for slot in slots}
+                self.observer.decided(DecidedStep(ctx, self._memory, decision, served))
             with watch.part("verify"):
                 self._verifier.verify(decision.forest, decision.keep_BN)
             emitted_B, accepted_B = self._commit(slots)

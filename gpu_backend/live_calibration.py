@@ -31,10 +31,11 @@ from echo_policies.api import (
 from echo_policies.calibration import CalibrationSamples
 from echo_policies.forest import Forest
 from echo_policies.gates.open import OpenGate
-from echo_policies.session import Decision, widest_plan
+from echo_policies.session import widest_plan
+from gpu_backend.engine import DecidedStep
 from gpu_backend.serve_loop import serve_all
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
-from gpu_backend.serving_batch import ServeRequest, Serving
+from gpu_backend.serving_batch import ServeRequest
 from gpu_backend.tree_layout import ForestIndex
 from gpu_backend.verifier import TokenSource
 
@@ -103,9 +104,9 @@ class BeamLog:
         self._levels = levels
         self._samples: list[_Sample] = []
 
-    def decided(self, decision: Decision, served: Mapping[int, Serving]) -> None:
+    def decided(self, step: DecidedStep) -> None:
         """Note the beams of a step, before its tokens are known."""
-        forest = decision.forest
+        forest = step.decision.forest
         if not forest.layers:
             return
         index, tokens = ForestIndex.of(forest), self._drafter.tokens()
@@ -123,7 +124,7 @@ class BeamLog:
                 index.parent_BN[slot],
                 index.depth_N,
             )
-            for slot, held in served.items()
+            for slot, held in step.served.items()
             if exists[slot].any()  # the last token needs no draft
         ]
 

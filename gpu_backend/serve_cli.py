@@ -11,73 +11,60 @@ import typer
 from echo_policies.errors import InputError
 from gpu_backend import package_version
 from gpu_backend.exits import INTERRUPTED, first_interrupt_asks, user_errors
+from gpu_backend.serve_options import (
+    BatchSizeOption,
+    CalibrationOption,
+    CalibrationRequestsOption,
+    CapAllOption,
+    DeviceOption,
+    DraftOption,
+    DtypeOption,
+    KMaxFactorOption,
+    KMaxOption,
+    MaxNewTokensOption,
+    MaxPromptTokensOption,
+    ModeOption,
+    PenaltyOption,
+    PolicyOption,
+    PrefillChunkOption,
+    PromptsOption,
+    RequestsOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+)
 
 
 def serve(
     context: typer.Context,
     *,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            "-p",
-            help="NAME[:field=value,...] or FILE.py:CLASS; repeat it, or separate by commas.",
-        ),
-    ] = None,
-    target: Annotated[
-        Path | None, typer.Option(help="Target: a model directory or .gguf file.")
-    ] = None,
-    draft: Annotated[
-        Path | None, typer.Option(help="Draft: a model directory or .gguf file.")
-    ] = None,
-    prompts: Annotated[
-        list[Path] | None, typer.Option(help="JSONL file of prompts; repeat it for more.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Requests served at a time [8].")] = None,
-    requests: Annotated[
-        int | None, typer.Option(help="Prompts in all; every one if unset.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Output tokens per request, at most [256].")
-    ] = None,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Pass over prompts longer than this.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 (default) is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from this much mass [1].")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens; 0 is all.")] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Not supported: refused unless 1.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling and intervals [0].")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32 (default), bfloat16 or float16.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto (default), cpu or cuda.")] = None,
-    k_max: Annotated[
-        int | None, typer.Option(help="Candidate nodes per batch step; default: timed knee.")
-    ] = None,
-    k_max_factor: Annotated[
-        float | None, typer.Option(help="Knee rule: t(k_max + B) <= factor * t(B) [1.25].")
-    ] = None,
-    cap_all: Annotated[
-        bool, typer.Option("--cap-all", help="Clamp every policy to k_max.")
-    ] = False,
-    mode: Annotated[
-        str | None, typer.Option(help="staged saves draft layers at checks; masked does not.")
-    ] = None,
-    prefill_chunk: Annotated[
-        int | None, typer.Option(help="Prompt tokens read per step [512].")
-    ] = None,
+    policy: PolicyOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompts: PromptsOption = None,
+    batch_size: BatchSizeOption = None,
+    requests: RequestsOption = None,
+    max_new_tokens: MaxNewTokensOption = None,
+    max_prompt_tokens: MaxPromptTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    repetition_penalty: PenaltyOption = None,
+    seed: SeedOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    k_max: KMaxOption = None,
+    k_max_factor: KMaxFactorOption = None,
+    cap_all: CapAllOption = False,
+    mode: ModeOption = None,
+    prefill_chunk: PrefillChunkOption = None,
     rate: Annotated[
         float | None, typer.Option(help="Arrivals per second; all at once if unset.")
     ] = None,
-    calibration: Annotated[
-        Path | None, typer.Option(help="Calibration file of `simulate calibrate`.")
-    ] = None,
-    calibration_requests: Annotated[
-        int | None, typer.Option(help="Prompts to fit gates on, without a file [8].")
-    ] = None,
+    calibration: CalibrationOption = None,
+    calibration_requests: CalibrationRequestsOption = None,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Print the outputs of the last policy.")
     ] = False,

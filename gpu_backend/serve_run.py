@@ -56,24 +56,28 @@ class _Run:
     is_complete: bool
 
 
-def run_policies(
-    config: ServeConfig,
-    *,
-    progress: Progress = lambda *_: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> ServeResult:
-    """Serve the prompts with plain decoding and with every policy.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything loaded and chosen, ready to serve."""
 
-    Args:
-        config: the options.
-        progress: shown while requests finish.
-        should_stop: asked between steps; True ends the run with what is finished.
+    device: torch.device
+    pair: ModelPair
+    tokenizer: PreTrainedTokenizerBase
+    workload: Workload
+    settings: ServeSettings
+    knee: Knee | None
+    policies: tuple[Policy, ...]
+    """Plain decoding first, all calibrated."""
+    calibration: str
+    """What gates were fitted on, in words; empty where nothing needed it."""
+
+
+def prepare(config: ServeConfig) -> Prepared:
+    """Load models and prompts, choose ``k_max`` and fit gates.
 
     Raises:
         InputError: a model, a prompt, a policy or an option cannot be used.
         MissingExtraError: the extra ``[models]`` is not installed.
-        PolicyCrash: a policy raised.
-        PolicyViolation: a policy broke its contract.
     """
     device = choose_device(config)
     policies = chosen_policies(config)
@@ -99,9 +103,33 @@ def run_policies(
             f"fitted in the warm-up: {positions} positions of {len(workload.calibration)} prompts "
             "that are not evaluated"
         )
-    runs = []
-    for policy in policies:
-        run = _serve(pair, policy, settings, workload, progress=progress, should_stop=should_stop)
+    return Prepared(device, pair, tokenizer, workload, settings, knee, tuple(policies), calibration)
+
+
+def run_policies(
+    config: ServeConfig,
+    *,
+    progress: Progress = lambda *_: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> ServeResult:
+    """Serve the prompts with plain decoding and with every policy.
+
+    Args:
+        config: the options.
+        progress: shown while requests finish.
+        should_stop: asked between steps; True ends the run with what is finished.
+
+    Raises:
+        InputError: a model, a prompt, a policy or an option cannot be used.
+        MissingExtraError: the extra ``[models]`` is not installed.
+        PolicyCrash: a policy raised.
+        PolicyViolation: a policy broke its contract.
+        KeyboardInterrupt: it was stopped before anything was measured.
+    """
+    ready = prepare(config)
+    runs: list[_Run] = []
+    for policy in ready.policies:
+        run = _serve(ready, policy, progress=progress, should_stop=should_stop)
         if run is not None:
             runs.append(run)
         if run is None or not run.is_complete:
@@ -109,19 +137,20 @@ def run_policies(
     if not runs:
         raise KeyboardInterrupt
     infos = [models.describe_model(path, config.dtype) for path in _paths(config)]
+    knee = ready.knee
     return ServeResult(
         config=config,
         target=infos[0],
         draft=infos[1] if len(infos) > 1 else None,
-        device=describe_device(device),
+        device=describe_device(ready.device),
         versions=library_versions(),
-        num_requests=len(workload.requests),
-        mean_prompt_tokens=workload.mean_prompt,
-        k_max=k_max,
+        num_requests=len(ready.workload.requests),
+        mean_prompt_tokens=ready.workload.mean_prompt,
+        k_max=ready.settings.k_max,
         k_max_rule=_rule(config),
-        calibration=calibration,
+        calibration=ready.calibration,
         knee=None if knee is None else KneeTable(rows=knee.rows, seconds=knee.seconds),
-        rows=tuple(_row(run, runs[0], workload, config, tokenizer) for run in runs),
+        rows=tuple(_row(run, runs[0], ready, config) for run in runs),
     )
 
 
@@ -155,15 +184,10 @@ def _knee(config: ServeConfig, pair: ModelPair, workload: Workload) -> Knee:
 
 
 def _serve(
-    pair: ModelPair,
-    policy: Policy,
-    settings: ServeSettings,
-    workload: Workload,
-    *,
-    progress: Progress,
-    should_stop: Callable[[], bool],
+    ready: Prepared, policy: Policy, *, progress: Progress, should_stop: Callable[[], bool]
 ) -> _Run | None:
     """Serve all requests with one policy; None if it was stopped before anything was measured."""
+    pair, settings, workload = ready.pair, ready.settings, ready.workload
     first = workload.requests[0]
     tokens = min(WARM_UP_TOKENS, first.max_new_tokens)
     warm_up = replace(first, max_new_tokens=tokens, arrival_s=0.0)
@@ -187,13 +211,7 @@ def _serve(
     )
 
 
-def _row(
-    run: _Run,
-    plain: _Run,
-    workload: Workload,
-    config: ServeConfig,
-    tokenizer: PreTrainedTokenizerBase,
-) -> ServeRow:
+def _row(run: _Run, plain: _Run, ready: Prepared, config: ServeConfig) -> ServeRow:
     rng = np.random.default_rng([config.seed, RESAMPLE])
     theirs = {done.request.number: done.output for done in plain.finished}
     same = [
@@ -205,21 +223,19 @@ def _row(
         policy=run.policy.name,
         parameters=dict(run.policy.parameters()),
         summary=summarise(run.records),
-        speedup=speedup_interval(run.records, plain.records, workload.sources, rng),
+        speedup=speedup_interval(run.records, plain.records, ready.workload.sources, rng),
         steadiness=steadiness(run.records),
         is_complete=run.is_complete,
         same_outputs=sum(same),
         compared_outputs=len(same),
-        requests=tuple(_served(done, workload, tokenizer) for done in run.finished),
+        requests=tuple(_served(done, ready) for done in run.finished),
     )
 
 
-def _served(
-    done: Finished, workload: Workload, tokenizer: PreTrainedTokenizerBase
-) -> ServedRequest:
+def _served(done: Finished, ready: Prepared) -> ServedRequest:
     request = done.request
-    prompt = workload.prompts[request.number]
-    decoded = tokenizer.decode(list(done.output), skip_special_tokens=True)
+    prompt = ready.workload.prompts[request.number]
+    decoded = ready.tokenizer.decode(list(done.output), skip_special_tokens=True)
     return ServedRequest(
         number=request.number,
         task=prompt.task,

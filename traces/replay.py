@@ -11,7 +11,7 @@ F frontier nodes, W candidates of a layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -66,11 +66,30 @@ class ReplayTables:
         return int(self.path_rank_CP.shape[0])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BeamArrays:
+    """The recorded arrays that replay needs, as in :class:`traces.schema.TraceArrays`."""
+
+    root_logp: npt.NDArray[np.float16]
+    slot_child: npt.NDArray[np.int16]
+    child_logp: npt.NDArray[np.float16]
+    path_rank: npt.NDArray[np.int32]
+    path_logp: npt.NDArray[np.float16]
+    root_entropy: npt.NDArray[np.float16] | None = None
+    slot_entropy: npt.NDArray[np.float16] | None = None
+
+
 def replay_tables(trace: Trace) -> ReplayTables:
     """Lay a trace out for replay; copies, so the trace stays untouched."""
-    arrays, header = trace.arrays, trace.header
+    names = (field.name for field in fields(BeamArrays))
+    return beam_tables(BeamArrays(**{name: getattr(trace.arrays, name) for name in names}))
+
+
+def beam_tables(arrays: BeamArrays) -> ReplayTables:
+    """Lay recorded beams out for replay; copies."""
     _, expansions, slots, top_k = arrays.child_logp.shape
-    columns = max(header.root_width, (slots + 1) * top_k)
+    root_width = arrays.root_logp.shape[1]
+    columns = max(root_width, (slots + 1) * top_k)
     has_entropy = arrays.root_entropy is not None and arrays.slot_entropy is not None
     return ReplayTables(
         root_logp_PR=_tensor(arrays.root_logp).float(),
@@ -85,7 +104,7 @@ def replay_tables(trace: Trace) -> ReplayTables:
         levels=expansions + 1,
         slots=slots,
         top_k=top_k,
-        root_width=header.root_width,
+        root_width=root_width,
         slot_columns=columns,
     )
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from echo_policies.errors import InputError
 from traces.store import write_whole
 
-MIN_WIDTH: Final = 160
+MIN_WIDTH: Final = 200
 """Columns of a table that is not printed to a terminal, so that nothing is cut in a file."""
 
 

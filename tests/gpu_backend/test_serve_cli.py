@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gpu_backend import serve_run
+from gpu_backend import capture, serve_run
 from gpu_backend.cli import app
 from tests.gpu_backend.tiny import save_model, tiny_tokenizer, write_prompts
 
@@ -35,6 +35,7 @@ def test_table_and_file(pair, tmp_path):
     assert result.exit_code == 0, result.output
     assert "outputs   token for token those of plain decoding" in result.output
     assert "device    cpu" in result.output
+    assert "…" not in result.output  # nothing is cut where the output is no terminal
     assert "one 3: " in result.output
     lines = [line for line in result.output.splitlines() if line.startswith("chain")]
     assert 1 <= sum("requests, " in line for line in lines) <= 5  # progress, not one per step
@@ -143,6 +144,30 @@ def test_errors_are_one_sentence(pair, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_without_cuda(pair):
     assert "needs a CUDA device" in error_of([*pair, "--policy", "chain", "--device", "cuda"])
+
+
+def test_parity_says_what_it_compared(pair, monkeypatch):
+    small = ["--batch-size", "2", "--max-new-tokens", "6", "--k-max", "8"]
+    arguments = [
+        "parity",
+        *pair,
+        *small,
+        "--policy",
+        "chain:levels=2,eagle3:levels=2,top_k=2,nodes=3",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 2
+    assert all("replay takes every decision the same way" in line for line in lines)
+    monkeypatch.setattr(capture, "_write_path", lambda *_: None)
+    near = ["--draft", pair[1]]  # a draft that is the target, so that something is accepted
+    result = CliRunner().invoke(app, [*arguments, *near])
+    assert result.exit_code == 1
+    assert "DIFFERS at step 0, slot 0, accepted tokens" in result.output
+    result = CliRunner().invoke(app, ["parity", "--policy", "chain"])
+    assert result.exit_code == 2
+    assert "needs --target, --draft and --prompts" in result.output
 
 
 def test_help_needs_no_models():
