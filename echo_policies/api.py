@@ -145,6 +145,14 @@ class Scheduler(_Part, ABC):
         return memory
 
     @property
+    def max_kept(self) -> int | None:
+        """Most nodes of one request that :meth:`select` keeps; None where only the plan limits it.
+
+        An engine reserves memory for so many.
+        """
+        return None
+
+    @property
     def depends_on_slots(self) -> bool:
         """Whether arrival or slot order changes the plan, so that permuting requests may."""
         return False

@@ -7,6 +7,8 @@ CPU a violation raises at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,6 +93,8 @@ class Session:
     """How the policy's methods are called, such as under a counter of operations."""
     skips_empty: bool = True
     """On the CPU, leave out layers that nobody extends; a GPU would draft them."""
+    measure: Callable[[str], AbstractContextManager[object]] = nullcontext
+    """Entered around every ``draft`` layer and every ``check``, for engines with a real clock."""
 
     def decide(self, ctx: StepContext, memory: State) -> Decision:
         """Draft and select for one step.
@@ -135,6 +139,7 @@ class _Draft:
 
     def __init__(self, session: Session, ctx: StepContext, plan: DraftPlan, guard: Guard) -> None:
         self.guard = guard
+        self.measure = session.measure
         self.drafter = session.drafter
         self.plan = plan
         self.levels = min(plan.levels, ctx.level_limit)
@@ -149,10 +154,11 @@ class _Draft:
 
     def run(self, state: State) -> State:
         """Grow layer by layer until the plan ends or nobody extends."""
-        layer = self.drafter.begin(self.plan, self.cap_B > 0)
+        with self.measure("draft"):
+            layer = self.drafter.begin(self.plan, self.cap_B > 0)
         self.layers.append(layer)
         for depth in range(1, self.levels + 1):
-            passed_B = self.guard.evaluate(layer) if depth in self.checkpoints else None
+            passed_B = self._check(layer) if depth in self.checkpoints else None
             state, frontier = self.guard.extend(state, layer, passed_B, self.plan)
             if depth == self.levels:
                 break
@@ -163,8 +169,13 @@ class _Draft:
             layer = self._grow(layer, Frontier(frontier.index_BF, mask_BF))
         return state
 
+    def _check(self, layer: LayerView) -> Tensor:
+        with self.measure("check"):
+            return self.guard.evaluate(layer)
+
     def _grow(self, layer: LayerView, frontier: Frontier) -> LayerView:
-        grown = self.drafter.expand(layer, frontier)
+        with self.measure("draft"):
+            grown = self.drafter.expand(layer, frontier)
         self.layers.append(grown)
         rows_B = count_true(frontier.mask_BF)
         self.expanded_B = self.expanded_B + rows_B

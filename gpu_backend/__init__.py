@@ -1,4 +1,4 @@
-"""Real models: recording what a draft proposes and a target accepts."""
+"""Real models: serving with them, and recording what a draft proposes and a target accepts."""
 
 from __future__ import annotations
 
@@ -11,3 +11,16 @@ def package_version() -> str:
         return version("echo-spec")
     except PackageNotFoundError:
         return "unknown"
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what a run on real models depends on, as far as installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {}
+    for name in ("torch", "transformers", "gguf", "numpy"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions

@@ -5,12 +5,15 @@ d head dimension.
 
 No ``[K, K]`` mask exists: a row meets its own branch through an index of ancestors, so the cost
 grows with rows times depth and rows of many positions share one forward.
+
+Rows come in two layouts: :class:`TreeRows`, many positions of one request (recording), and
+:class:`gpu_backend.ragged_rows.RaggedRows`, one position of many requests (serving).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +28,24 @@ ATTENTION_NAME: Final = "echo_tree"
 _VARIANTS: Final = ("softcap", "s_aux", "sliding_window")
 
 
+class AttentionRows(Protocol):
+    """What the attention of one forward needs to know of its rows; passed through the model."""
+
+    def attend(self, layer: int, query_hgKd: Tensor, key_hKd: Tensor, value_hKd: Tensor) -> Tensor:
+        """Store the rows' keys and values, and return the attention's output ``[h, g, K, d]``.
+
+        Args:
+            layer: number of the attention layer.
+            query_hgKd: after rope, scaled.
+            key_hKd: after rope, not repeated for grouped queries.
+            value_hKd: likewise.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """What the attention of one forward needs to know of its rows; passed through the model.
+    """Rows at many positions of one request.
 
     ``ancestors_KA`` is None for rows that extend the prefix itself: they are written behind it
     and their own prefix length, themselves included, says what they see.
@@ -49,6 +67,21 @@ class TreeRows:
         bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return cls(store, bias.masked_fill_(hidden, float("-inf")), ancestors_KA)
 
+    def attend(self, layer: int, query_hgKd: Tensor, key_hKd: Tensor, value_hKd: Tensor) -> Tensor:
+        """Write the rows to the store and attend to prefix and ancestors."""
+        store = self.store
+        if self.ancestors_KA is None:
+            store.write_prefix(layer, key_hKd, value_hKd)
+        else:
+            store.write_tree(layer, key_hKd, value_hKd)
+        prefix = store.prefix(layer, self.bias_KS.shape[1])
+        out, lse = prefix_pass(query_hgKd, *prefix, self.bias_KS)
+        if self.ancestors_KA is None:
+            return out
+        keys_KAhd, values_KAhd = store.gather(layer, self.ancestors_KA.clamp_min(0))
+        own = ancestor_pass(query_hgKd, keys_KAhd, values_KAhd, self.ancestors_KA < 0)
+        return merge(out, lse, *own)
+
 
 def register_tree_attention() -> None:
     """Make :data:`ATTENTION_NAME` known to transformers; doing it again changes nothing."""
@@ -65,7 +98,7 @@ def tree_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    tree_rows: TreeRows,
+    tree_rows: AttentionRows,
     **variant: Any,
 ) -> tuple[Tensor, None]:
     """Attend from flattened rows to each row's prefix and to its ancestors.
@@ -81,7 +114,7 @@ def tree_attention(
         variant: what else the model asks of its attention.
 
     Returns:
-        ``[1, K, h * g, d]`` and None. The rows' keys and values are written to the store.
+        ``[1, K, h * g, d]`` and None. The rows' keys and values are stored.
 
     Raises:
         InputError: the model asks for a variant of attention that would change the result.
@@ -89,38 +122,36 @@ def tree_attention(
     assert attention_mask is None
     _require_plain(variant)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    store = tree_rows.store
     heads, rows, dim = key.shape[1:]
     query_hgKd = query[0].view(heads, -1, rows, dim) * scaling
-    if tree_rows.ancestors_KA is None:
-        store.write_prefix(layer, key[0], value[0])
-    else:
-        store.write_tree(layer, key[0], value[0])
-    out, lse = prefix_pass(query_hgKd, *store.prefix(layer, tree_rows.bias_KS.shape[1]), tree_rows)
-    if tree_rows.ancestors_KA is not None:
-        own_out, own_lse = ancestor_pass(query_hgKd, tree_rows.ancestors_KA, store, layer)
-        out = merge(out, lse, own_out, own_lse)
+    out = tree_rows.attend(layer, query_hgKd, key[0], value[0])
     return out.permute(2, 0, 1, 3).reshape(1, rows, -1, dim), None
 
 
 def prefix_pass(
-    query_hgKd: Tensor, key_hSd: Tensor, value_hSd: Tensor, rows: TreeRows
+    query_hgKd: Tensor, key_hSd: Tensor, value_hSd: Tensor, bias_KS: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the committed prefix: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``."""
+    """Attention over a sequence: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``.
+
+    ``bias_KS`` is added to the scores; it may cover the last columns only.
+    """
     scores = product(query_hgKd, key_hSd.transpose(1, 2)[:, None]).float()
-    scores += rows.bias_KS
+    if bias_KS is not None:
+        scores[..., scores.shape[-1] - bias_KS.shape[-1] :] += bias_KS
     weights, lse = _softmax_lse(scores)
     return product(weights.to(value_hSd.dtype), value_hSd[:, None]), lse
 
 
 def ancestor_pass(
-    query_hgKd: Tensor, ancestors_KA: Tensor, store: KvStore, layer: int
+    query_hgKd: Tensor, keys_KAhd: Tensor, values_KAhd: Tensor, hidden_KA: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention over each row's own branch: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``."""
-    keys_KAhd, values_KAhd = store.gather(layer, ancestors_KA.clamp_min(0))
+    """Attention over each row's own branch: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``.
+
+    Entries that are True in ``hidden_KA`` are padding; every row has one that is not.
+    """
     query_Khgd = query_hgKd.permute(2, 0, 1, 3)
     scores = product(query_Khgd, keys_KAhd.permute(0, 2, 3, 1)).float()
-    scores.masked_fill_((ancestors_KA < 0)[:, None, None, :], float("-inf"))
+    scores.masked_fill_(hidden_KA[:, None, None, :], float("-inf"))
     weights, lse = _softmax_lse(scores)
     out = product(weights.to(values_KAhd.dtype), values_KAhd.transpose(1, 2))
     return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
@@ -140,8 +171,8 @@ def _require_plain(variant: dict[str, Any]) -> None:
     for name in _VARIANTS:
         if variant.get(name) is not None:
             raise InputError(
-                f"draft: tree attention has no {name}, which this model asks for. "
-                "Use a draft with plain attention, such as Qwen2, Llama or OLMo 2."
+                f"model: tree attention has no {name}, which this model asks for. "
+                "Use a model with plain attention, such as Qwen2, Llama or OLMo 2."
             )
 
 

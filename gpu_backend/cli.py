@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from gpu_backend import models_cli, package_version
+from gpu_backend import models_cli
+from gpu_backend.exits import user_errors
 from gpu_backend.models_cli import MODEL_HELP, locate_models
-from gpu_backend.user_errors import user_errors
+from gpu_backend.parity_cli import parity
+from gpu_backend.serve_cli import serve
 
 PROMPT_LOOKUP = "prompt-lookup"
 """Draft that is no model but looks the text up in itself."""
@@ -30,23 +32,8 @@ def main() -> None:
     app()
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(package_version())
-        raise typer.Exit
-
-
-@app.callback()
-def run_gpu(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """Run and record draft and target models on this machine."""
+app.callback(invoke_without_command=True)(serve)
+app.command("parity")(parity)
 
 
 @app.command()

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.integer]
 
 
-def prepare_draft(model: PreTrainedModel, vocab_size: int) -> None:
+def prepare_draft(model: PreTrainedModel, vocab_size: int, role: str = "draft") -> None:
     """Switch a loaded decoder-only model to tree attention and cut its head, for good.
 
     Args:
-        model: the draft.
+        model: draft or target.
         vocab_size: tokens that it may propose, those of the lowest ids; its logits end there.
+        role: what messages call the model.
 
     Raises:
         InputError: the model has layers that do not attend to their whole prefix.
@@ -36,9 +37,9 @@ def prepare_draft(model: PreTrainedModel, vocab_size: int) -> None:
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(model.config, "sliding_window", None):
         raise InputError(
-            "draft: every layer must attend to its whole prefix; this model has "
+            f"{role}: every layer must attend to its whole prefix; this model has "
             f"{', '.join(sorted(kinds))} layers and sliding_window "
-            f"{getattr(model.config, 'sliding_window', None)}. Use a full-attention draft."
+            f"{getattr(model.config, 'sliding_window', None)}. Use a full-attention model."
         )
     register_tree_attention()
     model.set_attn_implementation(ATTENTION_NAME)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpu_backend.user_errors import user_errors
+from gpu_backend.exits import user_errors
 
 if TYPE_CHECKING:
     from gpu_backend.sources.locate import LocatedModel

@@ -1,4 +1,4 @@
-"""Progress of a recording on the terminal, or as lines in a log."""
+"""Progress of a recording or a run on the terminal, or as lines in a log."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class ProgressBars:
         self._bars.stop()
 
     def update(self, stage: str, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` units of a stage are finished."""
-        label, unit = _STAGES[stage]
+        """Show that ``done`` of ``total`` units are finished: of a stage, or of a policy's run."""
+        label, unit = _STAGES.get(stage, (stage, "requests"))
         started = self._started.setdefault(stage, time.monotonic())
         elapsed = time.monotonic() - started
         rate = done / elapsed if elapsed > 0 else 0.0

@@ -105,6 +105,14 @@ def load_questions(
     ]
 
 
+def load_prompts(
+    path: Path, task: str, tokenizer: PreTrainedTokenizerBase, config: RecordConfig
+) -> list[Prompt]:
+    """First turns of the questions that :func:`load_questions` takes, which need no answers."""
+    questions = load_questions(path, task, tokenizer, config.model_copy(update={"turns": 1}))
+    return [ask(question, [], tokenizer) for question in questions]
+
+
 def ask(question: Question, answers: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Prompt:
     """The prompt of the turn that follows ``answers``, the answers to all earlier turns."""
     return Prompt(

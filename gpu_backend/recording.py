@@ -8,14 +8,13 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echo_policies.errors import InputError
-from gpu_backend import models
+from gpu_backend import library_versions, models
 from gpu_backend.answers import Answered, answer_all
 from gpu_backend.assembly import HeaderText, assemble
 from gpu_backend.config import DtypeName, RecordConfig
@@ -265,7 +264,7 @@ def _trace(job: RecordingJob, pair: _Pair, requests: list[Answered], parts: Part
         tokenizer=f"sha256:{pair.fingerprint}",
         vocab_size=pair.vocab_size,
         device=_device(job.config.dtype),
-        libraries=_library_versions(),
+        libraries=library_versions(),
         date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         requests=[(said, parts.load_request(i)) for i, said in enumerate(requests)],
     )
@@ -277,13 +276,3 @@ def _device(dtype: DtypeName) -> str:
     cpu = torch.device("cpu")
     wide = needs_widening(getattr(torch, dtype), cpu)
     return f"cpu, {platform.machine()}" + (f", {dtype} products in float32" if wide else "")
-
-
-def _library_versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {}
-    for name in ("torch", "transformers", "gguf", "numpy"):
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions

@@ -49,7 +49,8 @@ class Softmax:
     @classmethod
     def of(cls, logits_KV: Tensor) -> Softmax:
         """Compute it once for rows of logits over the real vocabulary."""
-        parts = [_softmax_block(block) for block in torch.split(logits_KV, _CACHED_ROWS)]
+        block_rows = _CACHED_ROWS if logits_KV.device.type == "cpu" else max(len(logits_KV), 1)
+        parts = [_softmax_block(block) for block in torch.split(logits_KV, block_rows)]
         return cls(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def logp(self, logits_Kn: Tensor) -> Tensor:

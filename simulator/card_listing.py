@@ -7,12 +7,13 @@ from typing import Final
 
 from rich.console import Console
 
-from simulator.output import console, print_figures, provenance
+from simulator.output import print_figures, provenance
 from traces.acceptance import RANK_BINS
 from traces.card import TraceCard
 from traces.realism import Lengths, Realism
 from traces.reliability import LevelReliability
 from traces.table import number
+from traces.terminal import console
 
 SHOWN_LEVELS: Final = 8
 SHOWN_AUCS: Final = 4

@@ -118,7 +118,7 @@ def simulate(
 
         typer.echo(f"echo-spec {installed('echo-spec')}")
         return
-    from simulator.output import check_writable
+    from traces.terminal import check_writable
 
     check_writable([path for path in (json, csv) if path is not None])
     options: dict[str, Any] = {
@@ -157,8 +157,9 @@ def simulate(
 def _compare(
     policies: Sequence[str], options: dict[str, Any], json: Path | None, csv: Path | None
 ) -> None:
-    from simulator.output import print_result, progress_bar, use_one_thread, write_text
+    from simulator.output import print_result, progress_bar, use_one_thread
     from simulator.run import simulate as run
+    from traces.terminal import write_text
 
     use_one_thread()
     try:
@@ -199,7 +200,8 @@ def calibrate(
     """Fit gates on the calibration requests: AUC per depth, gated depths, thresholds."""
     from simulator.fitting import calibrate as fit
     from simulator.listings import print_calibration
-    from simulator.output import check_writable, use_one_thread, write_text
+    from simulator.output import use_one_thread
+    from traces.terminal import check_writable, write_text
 
     use_one_thread()
     check_writable([out] if out is not None else [])
@@ -227,7 +229,7 @@ def check_policy(
     from echo_policies.registry import parse
     from echo_policies.testing import run_checks
     from simulator.check_policy import render
-    from simulator.output import console
+    from traces.terminal import console
 
     results = run_checks(parse(policy), max_examples=examples)
     console().print(render(results))

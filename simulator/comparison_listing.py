@@ -7,10 +7,11 @@ from typing import Final
 
 from rich.console import Console
 
-from simulator.output import console, print_figures
+from simulator.output import print_figures
 from traces.alignment import RequestPair
 from traces.compare import Comparison
 from traces.content_difference import ContentDifference, Count, LogpDifference
+from traces.terminal import console
 
 SHOWN: Final = 10
 """Requests that are listed by name; the rest is counted."""

@@ -286,7 +286,7 @@ def _start(start: str) -> CostParameters:
 
 
 def _check_writable(path: Path | None) -> None:
-    from simulator.output import check_writable
+    from traces.terminal import check_writable
 
     check_writable([] if path is None else [path])
 
@@ -299,6 +299,6 @@ def _write_json(path: Path | None, content: Callable[[], dict[str, Any]]) -> Non
 
 
 def _write(path: Path, text: str) -> None:
-    from simulator.output import write_text
+    from traces.terminal import write_text
 
     write_text(path, text)

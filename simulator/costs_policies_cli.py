@@ -27,8 +27,9 @@ def policies(
     out: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
 ) -> None:
     """Time the decision code of policies on this machine, and count its operations."""
-    from simulator.output import check_writable, console, use_one_thread, write_text
+    from simulator.output import use_one_thread
     from simulator.policy_times import measure_policies, render
+    from traces.terminal import check_writable, console, write_text
 
     use_one_thread()
     check_writable([] if out is None else [out])

@@ -10,10 +10,10 @@ import numpy as np
 from echo_policies.calibration import depth_reports
 from echo_policies.errors import InputError
 from echo_policies.registry import parse_list
-from simulator.calibration import Calibration, FittedPolicy
 from simulator.config import make_config
 from simulator.run import calibrated
 from simulator.setting import make_setting
+from traces.calibration_file import Calibration, FittedPolicy
 
 
 def calibrate(

@@ -6,11 +6,12 @@ from rich.table import Table
 
 from echo_policies.presets import PRESETS
 from echo_policies.registry import available, parse
-from simulator.calibration import Calibration
-from simulator.output import console, provenance
+from simulator.output import provenance
+from traces.calibration_file import Calibration
 from traces.library import available as bundled_traces
 from traces.store import load
 from traces.table import number
+from traces.terminal import console
 
 
 def print_policies() -> None:

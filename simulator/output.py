@@ -1,11 +1,9 @@
-"""What the command line prints, and how it writes files."""
+"""What the command line prints."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -15,23 +13,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from echo_policies.errors import InputError
 from simulator.results import BatchResult, Result, Row
 from simulator.run import Progress as ProgressCallback
 from traces.schema import Provenance
-from traces.store import write_whole
 from traces.table import TableRow, comparison_table, number
-
-MIN_WIDTH = 160
-"""Columns of a table that is not printed to a terminal, so that nothing is cut in a file."""
-
-
-def console() -> Console:
-    """A console as wide as the terminal, or wide enough for the tables elsewhere."""
-    plain = Console(highlight=False)
-    if plain.is_terminal:
-        return plain
-    return Console(highlight=False, width=max(MIN_WIDTH, plain.width))
+from traces.terminal import console
 
 
 def use_one_thread() -> None:
@@ -62,25 +48,6 @@ def progress_bar() -> Iterator[ProgressCallback]:
             bar.update(task, description=label, completed=done, total=total)
 
         yield show
-
-
-def check_writable(paths: Sequence[Path]) -> None:
-    """Refuse output paths before a long run, not after it.
-
-    Raises:
-        InputError: the folder is missing or not writable, or the path is a folder.
-    """
-    for path in paths:
-        if not path.parent.is_dir():
-            raise InputError(f"{path} cannot be written: create the folder {path.parent} first.")
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise InputError(f"{path} cannot be written: choose another path.")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all, and say so."""
-    write_whole(path, text.encode())
-    console().print(f"Wrote {path}", soft_wrap=True)
 
 
 def json_text(value: Any) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 from echo_policies.calibration import CalibrationSamples
 from echo_policies.errors import InputError, UnknownNameError
 from simulator.batch import RequestTable
-from simulator.calibration import Calibration, load_calibration
 from simulator.config import SimulationConfig
 from simulator.cost import build_cost_model
 from simulator.cost.choice import ROOFLINE, apply_choice, constants_of, parse_choice
@@ -23,6 +22,7 @@ from simulator.cost.parameters import CostParameters
 from simulator.cost.protocol import StepCosts
 from simulator.workload import Stream
 from traces.calibrate import calibration_samples
+from traces.calibration_file import Calibration, load_calibration
 from traces.library import open_trace
 from traces.replay import ReplayTables, replay_tables
 from traces.schema import Trace

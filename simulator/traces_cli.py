@@ -33,9 +33,10 @@ def list_() -> None:
 def info(trace: Trace, json: JsonOption = None) -> None:
     """Describe a trace: provenance, models, data sets, acceptance, confidence, walks."""
     from simulator.card_listing import print_card
-    from simulator.output import check_writable, json_text, write_text
+    from simulator.output import json_text
     from traces.card import describe
     from traces.library import open_trace
+    from traces.terminal import check_writable, write_text
 
     check_writable([json] if json is not None else [])
     card = describe(open_trace(trace))
@@ -119,10 +120,11 @@ def compare(
 ) -> None:
     """Say where two recordings of the same prompts differ, and what it does to policies."""
     from simulator.comparison_listing import print_comparison
-    from simulator.output import check_writable, json_text, use_one_thread, write_text
+    from simulator.output import json_text, use_one_thread
     from traces.compare import compare as put_side_by_side
     from traces.library import open_trace
     from traces.policy_difference import Replaying
+    from traces.terminal import check_writable, write_text
 
     use_one_thread()
     check_writable([json] if json is not None else [])
@@ -139,7 +141,7 @@ def compare(
 
 
 def _check_trace_file(out: Path) -> None:
-    from simulator.output import check_writable
+    from traces.terminal import check_writable
 
     if out.suffix.lower() not in SUFFIXES:
         raise InputError(f"A trace file must end in .safetensors or .pkl; got {out}.")

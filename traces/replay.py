@@ -11,7 +11,7 @@ F frontier nodes, W candidates of a layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -68,12 +68,35 @@ class ReplayTables:
         return int(self.path_rank_CP.shape[0])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BeamArrays:
+    """The recorded arrays that replay needs, as in :class:`traces.schema.TraceArrays`."""
+
+    root_logp: npt.NDArray[np.float16]
+    slot_child: npt.NDArray[np.int16]
+    child_logp: npt.NDArray[np.float16]
+    path_rank: npt.NDArray[np.int32]
+    path_logp: npt.NDArray[np.float16]
+    root_entropy: npt.NDArray[np.float16] | None = None
+    slot_entropy: npt.NDArray[np.float16] | None = None
+    chain_logp: npt.NDArray[np.float16] | None = None
+    """Only of a drafter whose greedy chain can end."""
+
+
 def replay_tables(trace: Trace) -> ReplayTables:
     """Lay a trace out for replay; copies, so the trace stays untouched."""
-    arrays, header = trace.arrays, trace.header
+    names = {field.name for field in fields(BeamArrays)}
+    if trace.header.drafter != "prompt_lookup":
+        names.remove("chain_logp")
+    return beam_tables(BeamArrays(**{name: getattr(trace.arrays, name) for name in names}))
+
+
+def beam_tables(arrays: BeamArrays) -> ReplayTables:
+    """Lay recorded beams out for replay; copies."""
     _, expansions, slots, top_k = arrays.child_logp.shape
-    columns = max(header.root_width, (slots + 1) * top_k)
-    is_lookup = header.drafter == "prompt_lookup"
+    root_width = arrays.root_logp.shape[1]
+    chain = arrays.chain_logp
+    columns = max(root_width, (slots + 1) * top_k)
     has_entropy = arrays.root_entropy is not None and arrays.slot_entropy is not None
     return ReplayTables(
         root_logp_PR=_tensor(arrays.root_logp).float(),
@@ -81,7 +104,7 @@ def replay_tables(trace: Trace) -> ReplayTables:
         slot_of_X=_tensor(_slot_of(arrays.slot_child, columns)),
         path_rank_CP=_tensor(arrays.path_rank.T),
         path_logp_CP=_tensor(arrays.path_logp.T).float(),
-        chain_exists_CP=_tensor(~np.isneginf(arrays.chain_logp.T)) if is_lookup else None,
+        chain_exists_CP=None if chain is None else _tensor(~np.isneginf(chain.T)),
         root_entropy_P=_tensor(arrays.root_entropy).float() if has_entropy else None,
         slot_entropy_X=(
             _tensor(_with_spare(arrays.slot_entropy, 0)).float().view(-1) if has_entropy else None
@@ -89,7 +112,7 @@ def replay_tables(trace: Trace) -> ReplayTables:
         levels=expansions + 1,
         slots=slots,
         top_k=top_k,
-        root_width=header.root_width,
+        root_width=root_width,
         slot_columns=columns,
     )
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from rich import box
 from rich.table import Table
 
 from traces.metrics import Summary
 from traces.stats import Interval
+
+SLOW: Final = 100
+"""Tokens per second below which a decimal is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def _cells(row: TableRow, *, is_open_loop: bool) -> list[str]:
     s = row.summary
     cells = [
         row.label + (f" {row.mark}" if row.mark else ""),
-        number(s.tokens_per_s, 0, separator=True),
+        number(s.tokens_per_s, 0 if s.tokens_per_s >= SLOW else 1, separator=True),
         interval(row.speedup),
         number(s.mat, 2),
         number(s.utilisation, 2),

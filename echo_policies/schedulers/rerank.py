@@ -24,6 +24,11 @@ class Rerank(Scheduler):
     top_k: int = Field(10, ge=1, le=64, description="children per node, and nodes per layer")
     nodes: int = Field(59, ge=1, le=4096, description="nodes verified, root excluded")
 
+    @property
+    def max_kept(self) -> int | None:
+        """The reranked nodes."""
+        return self.nodes
+
     def begin(self, ctx: StepContext, memory: State) -> tuple[DraftPlan, State]:
         """Plan the full beam."""
         del ctx, memory

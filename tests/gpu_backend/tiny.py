@@ -13,6 +13,10 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB = 97
@@ -31,7 +35,14 @@ def tiny_model(kind="qwen2", seed=0, vocab=VOCAB, limit=256, **changes):
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
         "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     }[kind]
+    if kind.startswith("qwen3"):
+        changes = {"head_dim": 12, **changes}  # unlike hidden_size / heads
+    if kind == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        changes = {**experts, **changes}
     config = config_class(
         vocab_size=vocab,
         hidden_size=32,
@@ -70,12 +81,22 @@ def tiny_tokenizer(vocab=VOCAB, swap=False, padding=0):
     )
 
 
-def save_model(folder: Path, seed: int, tokenizer=None, **changes) -> Path:
+def disturb(model, noise):
+    """Shift every weight a little, for a draft that agrees with its target most of the time."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            shift = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(shift * noise * parameter.std())
+    return model
+
+
+def save_model(folder: Path, seed: int, tokenizer=None, noise=0.0, **changes) -> Path:
     """A model directory as transformers writes it.
 
     OLMo 2, because transformers reads the tokenizer of the others by a class of its own.
     """
-    tiny_model("olmo2", seed=seed, **changes).save_pretrained(folder)
+    disturb(tiny_model("olmo2", seed=seed, **changes), noise).save_pretrained(folder)
     (tokenizer or tiny_tokenizer()).save_pretrained(folder)
     return folder
 

@@ -1,0 +1,56 @@
+"""How the command line ends: exit statuses, errors as one sentence, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+import typer
+
+from echo_policies.errors import EchoError
+
+USER_ERROR: Final = 2
+"""Exit status of a run that could not start or go on."""
+
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C, as shells give it."""
+
+
+@contextmanager
+def user_errors(on_interrupt: str) -> Iterator[None]:
+    """Print an error of the user's as one sentence and exit; anything else is a bug of ours."""
+    try:
+        yield
+    except EchoError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    except KeyboardInterrupt:
+        print(f"Stopped. {on_interrupt}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def first_interrupt_asks() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a question that the block may ask; the second one interrupts.
+
+    So a loop can end between two steps, with everything it has finished in order.
+    """
+    asked = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        del number, frame
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        print("Stopping after this step; Ctrl-C again stops at once.", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

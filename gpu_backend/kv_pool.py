@@ -1,0 +1,65 @@
+"""Keys and values of all requests of a batch, by token slot.
+
+Slot letters: R rows, h kv heads, d head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class KvPool:
+    """Keys and values of every layer, after rope and not repeated for grouped queries.
+
+    ``[slots, kv_heads, head_dim]`` per layer; which slot belongs to which token of which request
+    is the business of :class:`gpu_backend.kv_slots.SlotTable`.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate room for ``num_slots`` tokens; what is in it does not matter."""
+        shape = (2, num_slots, num_kv_heads, head_dim)
+        # Zeros, because a slot that was never written may be multiplied by a weight of zero.
+        self._layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    @classmethod
+    def of(
+        cls, config: PretrainedConfig, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> KvPool:
+        """Allocate for a decoder-only model."""
+        heads = config.num_attention_heads
+        return cls(
+            config.num_hidden_layers,
+            getattr(config, "num_key_value_heads", None) or heads,
+            getattr(config, "head_dim", None) or config.hidden_size // heads,
+            num_slots=num_slots,
+            dtype=dtype,
+            device=device,
+        )
+
+    def write(self, layer: int, slots_R: Tensor, key_hRd: Tensor, value_hRd: Tensor) -> None:
+        """Write rows to their slots."""
+        keys, values = self._layers[layer]
+        keys.index_copy_(0, slots_R, key_hRd.transpose(0, 1))
+        values.index_copy_(0, slots_R, value_hRd.transpose(0, 1))
+
+    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[*slots.shape, h, d]``; every slot must be >= 0."""
+        keys, values = self._layers[layer]
+        shape = (*slots.shape, *keys.shape[1:])
+        flat = slots.reshape(-1)
+        return keys.index_select(0, flat).view(shape), values.index_select(0, flat).view(shape)

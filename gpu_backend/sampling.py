@@ -1,0 +1,115 @@
+"""Choosing the next token: noise keyed by request and position, so that nothing else matters.
+
+A token is the argmax of the warped logits plus Gumbel noise, and the noise is a hash of (request
+seed, absolute position, token id). Temperature 0 is the same rule without noise. So a request's
+output does not depend on the policy, on what was drafted or on who shares the batch, and a drafted
+token is accepted exactly if it is the token that plain sampling would have drawn there.
+
+Shape letters: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor
+
+# Multipliers and shifts of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit numbers.
+_GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
+_MIX: Final = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+_LAST_SHIFT: Final = 31
+_MANTISSA: Final = 52
+
+
+class Sampling(BaseModel):
+    """How tokens are drawn from the target's distribution."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(0.0, ge=0, description="0 takes the most likely token")
+    top_p: float = Field(1.0, gt=0, le=1, description="smallest set of tokens with this mass")
+    top_k: int = Field(0, ge=0, description="most likely tokens drawn from; 0: all")
+    repetition_penalty: float = Field(1.0, description="not supported; must be 1")
+
+    @field_validator("repetition_penalty")
+    @classmethod
+    def _no_penalty(cls, penalty: float) -> float:
+        if penalty != 1.0:
+            raise ValueError(
+                "repetition_penalty must be 1: a penalty depends on the path of every node, which "
+                f"this engine does not follow; got {penalty}"
+            )
+        return penalty
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.temperature == 0
+
+
+def choose(logits_NV: Tensor, seed_N: Tensor, position_N: Tensor, sampling: Sampling) -> Tensor:
+    """Choose one token per row.
+
+    Args:
+        logits_NV: over the real vocabulary; not modified.
+        seed_N: int64, seed of each row's request.
+        position_N: int64, absolute position of the token to choose.
+        sampling: temperature and warpers, applied in the order temperature, top-k, top-p.
+
+    Returns:
+        int64 [N]; among equals the lowest token id.
+    """
+    if sampling.is_greedy:
+        # argmax is documented to return the first of equal maxima.
+        return logits_NV.argmax(dim=1)
+    scaled = logits_NV.double() / sampling.temperature
+    if sampling.top_k or sampling.top_p < 1:
+        scaled = scaled.masked_fill(~_allowed(scaled, sampling), -torch.inf)
+    tokens_V = torch.arange(scaled.shape[1], device=scaled.device)
+    return (scaled + gumbel(seed_N[:, None], position_N[:, None], tokens_V)).argmax(dim=1)
+
+
+def gumbel(seed: Tensor, position: Tensor, token: Tensor) -> Tensor:
+    """Standard Gumbel noise, float64, of int64 keys that broadcast together."""
+    uniform = (_logical_shift(noise_bits(seed, position, token), 64 - _MANTISSA).double() + 0.5) * (
+        2.0**-_MANTISSA
+    )
+    return -torch.log(-torch.log(uniform))
+
+
+def noise_bits(seed: Tensor, position: Tensor, token: Tensor) -> Tensor:
+    """64 hashed bits per key as int64; integer arithmetic, so equal on every device."""
+    return _mix(_mix(_mix(seed) + position) + token)
+
+
+def request_seed(run_seed: int, request: int) -> int:
+    """Seed of one request of a run; the same whoever else is in the run."""
+    return int(_mix(_mix(torch.tensor(run_seed)) + request))
+
+
+def _mix(value: Tensor) -> Tensor:
+    """One splitmix64 step; products wrap around, as torch's int64 does on every device."""
+    value = value + _GAMMA
+    for shift, factor in _MIX:
+        value = (value ^ _logical_shift(value, shift)) * factor
+    return value ^ _logical_shift(value, _LAST_SHIFT)
+
+
+def _logical_shift(value: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with zeros; torch's own fills with the sign."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _allowed(scaled_NV: Tensor, sampling: Sampling) -> Tensor:
+    """bool [N, V]: tokens that may be drawn, by (logit descending, token id ascending)."""
+    ordered, index = torch.sort(scaled_NV, dim=1, descending=True, stable=True)
+    allowed = torch.ones_like(ordered, dtype=torch.bool)
+    if sampling.top_k:
+        allowed[:, sampling.top_k :] = False
+    if sampling.top_p < 1:
+        mass = torch.softmax(ordered.masked_fill(~allowed, -torch.inf), dim=1)
+        allowed &= mass.cumsum(dim=1) - mass < sampling.top_p
+        allowed[:, 0] = True
+    return torch.zeros_like(allowed).scatter_(1, index, allowed)

@@ -1,0 +1,54 @@
+"""Options that the commands on real models share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        "-p",
+        help="NAME[:field=value,...] or FILE.py:CLASS; repeat it, or separate by commas.",
+    ),
+]
+TargetOption = Annotated[Path | None, typer.Option(help="Target: a model directory or .gguf file.")]
+DraftOption = Annotated[Path | None, typer.Option(help="Draft: a model directory or .gguf file.")]
+PromptsOption = Annotated[
+    list[Path] | None, typer.Option(help="JSONL file of prompts; repeat it for more.")
+]
+BatchSizeOption = Annotated[int | None, typer.Option(help="Requests served at a time [8].")]
+RequestsOption = Annotated[int | None, typer.Option(help="Prompts in all; every one if unset.")]
+MaxNewTokensOption = Annotated[
+    int | None, typer.Option(help="Output tokens per request, at most [256].")
+]
+MaxPromptTokensOption = Annotated[
+    int | None, typer.Option(help="Pass over prompts longer than this.")
+]
+TemperatureOption = Annotated[float | None, typer.Option(help="0 (default) is greedy.")]
+TopPOption = Annotated[float | None, typer.Option(help="Draw from this much mass [1].")]
+TopKOption = Annotated[int | None, typer.Option(help="Draw from so many tokens; 0 is all.")]
+PenaltyOption = Annotated[float | None, typer.Option(help="Not supported: refused unless 1.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling and intervals [0].")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32 (default), bfloat16 or float16.")]
+DeviceOption = Annotated[str | None, typer.Option(help="auto (default), cpu or cuda.")]
+KMaxOption = Annotated[
+    int | None, typer.Option(help="Candidate nodes per batch step; default: timed knee.")
+]
+KMaxFactorOption = Annotated[
+    float | None, typer.Option(help="Knee rule: t(k_max + B) <= factor * t(B) [1.25].")
+]
+CapAllOption = Annotated[bool, typer.Option("--cap-all", help="Clamp every policy to k_max.")]
+ModeOption = Annotated[
+    str | None, typer.Option(help="staged saves draft layers at checks; masked does not.")
+]
+PrefillChunkOption = Annotated[int | None, typer.Option(help="Prompt tokens read per step [512].")]
+CalibrationOption = Annotated[
+    Path | None, typer.Option(help="Calibration file of `simulate calibrate`.")
+]
+CalibrationRequestsOption = Annotated[
+    int | None, typer.Option(help="Prompts to fit gates on, without a file [8].")
+]

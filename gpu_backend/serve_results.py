@@ -1,0 +1,92 @@
+"""What a run on real models returns: the table's figures, the outputs, all that it depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from gpu_backend.serve_config import ServeConfig
+from traces.metrics import Summary
+from traces.schema import ModelInfo
+from traces.stats import Interval, Steadiness
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServedRequest(_Frozen):
+    """One finished request."""
+
+    number: int
+    task: str
+    question_id: str
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    """Output token ids."""
+    text: str
+    finish_reason: str
+    ttft_s: float
+    tpot_s: float
+
+
+class ServeRow(_Frozen):
+    """One policy."""
+
+    policy: str
+    parameters: dict[str, Any]
+    """Hyperparameters as they ran, calibrated ones included."""
+    summary: Summary
+    speedup: Interval
+    """Over plain decoding, paired by request."""
+    steadiness: Steadiness
+    is_complete: bool
+    """Whether every request was served; False after Ctrl-C."""
+    same_outputs: int
+    """Requests whose output is token for token that of plain decoding."""
+    compared_outputs: int
+    """Requests that both have finished."""
+    requests: tuple[ServedRequest, ...]
+
+
+class KneeTable(_Frozen):
+    """Timed verify forwards."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+class ServeResult(_Frozen):
+    """The outcome of one ``run_gpu``."""
+
+    config: ServeConfig
+    target: ModelInfo
+    draft: ModelInfo | None
+    device: str
+    """In words, such as ``cpu (no CUDA device), x86_64, 2 threads``."""
+    versions: dict[str, str]
+    num_requests: int
+    mean_prompt_tokens: float
+    k_max: int
+    k_max_rule: str
+    calibration: str
+    """What gates were fitted on, in words; empty where nothing needed it."""
+    knee: KneeTable | None
+    rows: tuple[ServeRow, ...]
+    """Plain decoding first."""
+
+    def row(self, policy: str) -> ServeRow:
+        """Return one row.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for row in self.rows:
+            if row.policy == policy:
+                return row
+        raise KeyError(policy)
+
+    def to_json(self) -> str:
+        """Everything, as JSON; figures that do not exist are null."""
+        return self.model_dump_json(indent=2) + "\n"

@@ -1,0 +1,210 @@
+"""From options to what a run needs: device, policies, models, requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from echo_policies.api import Policy
+from echo_policies.errors import InputError
+from echo_policies.presets import autoregressive
+from echo_policies.registry import parse_list
+from echo_policies.session import widest_plan
+from gpu_backend import models
+from gpu_backend.config import build_config
+from gpu_backend.draft_tree import prepare_draft
+from gpu_backend.greedy import stop_tokens
+from gpu_backend.prompts import Prompt, load_prompts, task_name
+from gpu_backend.sampling import request_seed
+from gpu_backend.serve_config import ServeConfig
+from gpu_backend.serving import ModelPair
+from gpu_backend.serving_batch import ServeRequest
+from traces.calibration_file import load_calibration
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ARRIVE: Final = 1
+"""Random stream of the arrivals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of a run, the same for every policy."""
+
+    prompts: tuple[Prompt, ...]
+    requests: tuple[ServeRequest, ...]
+    calibration: tuple[ServeRequest, ...] = ()
+    """Requests that gates are fitted on, none of them evaluated."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest request, prompt and output together."""
+        return max(request.num_tokens for request in (*self.requests, *self.calibration))
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the requests, by number."""
+        return [f"{prompt.task}:{prompt.question_id}" for prompt in self.prompts]
+
+    @property
+    def mean_prompt(self) -> float:
+        """Mean prompt length in tokens."""
+        return float(np.mean([len(request.prompt) for request in self.requests]))
+
+
+def choose_device(config: ServeConfig) -> torch.device:
+    """The device that was asked for, or a GPU where there is one.
+
+    Raises:
+        InputError: CUDA was asked for and is not there.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "device: cuda needs a CUDA device and a CUDA build of torch; this machine has none. "
+            "Use --device cpu."
+        )
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def chosen_policies(config: ServeConfig) -> list[Policy]:
+    """Plain decoding, then the policies asked for, fitted where there is a calibration file.
+
+    Raises:
+        InputError: two policies of one name, or one that the calibration file does not hold.
+    """
+    chosen = parse_list(config.policies)
+    named = {policy.name: policy for policy in (autoregressive(), *chosen)}
+    for policy in chosen:
+        if policy != named[policy.name]:
+            raise InputError(
+                "Policies must have names of their own; two different ones are called "
+                f"{policy.name!r}. Give one of them another name."
+            )
+    fitted = load_calibration(config.calibration) if config.calibration is not None else None
+    if fitted is None:
+        return list(named.values())
+    return [
+        policy if policy.is_calibrated else fitted.apply(policy, config.batch_size)
+        for policy in named.values()
+    ]
+
+
+def load_pair(
+    config: ServeConfig, device: torch.device, policies: Sequence[Policy]
+) -> tuple[ModelPair, PreTrainedTokenizerBase]:
+    """Load tokenizer and models; the draft only where some policy drafts.
+
+    Raises:
+        InputError: a path holds no model, the vocabularies differ, or a draft is missing.
+    """
+    tokenizer = models.load_tokenizer(config.target)
+    drafting = [policy.name for policy in policies if widest_plan(policy).levels > 0]
+    if drafting and config.draft is None:
+        raise InputError(f"Policy {drafting[0]!r} drafts, but there is no draft; give --draft.")
+    vocab_size = models.real_vocab_size(tokenizer)
+    draft = None
+    if drafting and config.draft is not None:
+        models.require_same_tokens(tokenizer, models.load_tokenizer(config.draft))
+        draft = _load(config.draft, config, device, vocab_size, role="draft")
+    target = _load(config.target, config, device, vocab_size, role="target")
+    return ModelPair(target, draft, vocab_size, stop_tokens(target, tokenizer)), tokenizer
+
+
+def _load(
+    path: Path, config: ServeConfig, device: torch.device, vocab_size: int, *, role: str
+) -> PreTrainedModel:
+    model = models.load_model(path, config.dtype)
+    prepare_draft(model, vocab_size, role)
+    torch.nn.Module.to(model, device)
+    return model
+
+
+def make_workload(
+    config: ServeConfig, pair: ModelPair, tokenizer: PreTrainedTokenizerBase, *, calibrates: bool
+) -> Workload:
+    """Take the prompts and give each request its seed and its arrival.
+
+    Args:
+        config: the options.
+        pair: the models, whose positions must do.
+        tokenizer: the target's.
+        calibrates: also take prompts for calibration, which are not evaluated.
+
+    Raises:
+        InputError: a file cannot be used, there are too few prompts, or a request exceeds a
+            model's positions.
+    """
+    num_calibration = config.calibration_requests if calibrates else 0
+    every = take_prompts(config, tokenizer, num_calibration)
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        if model is not None:
+            _require_positions(role, models.context_limit(model), every, config.max_new_tokens)
+    # Calibration prompts stand last, so that the evaluated ones are the same without them.
+    num_evaluated = len(every) - num_calibration
+    if num_evaluated < 1:
+        raise InputError(
+            f"prompts: calibration takes {num_calibration} prompts that are not evaluated, but "
+            f"there are {len(every)} in all; give more prompts, fewer --calibration-requests, or "
+            "--calibration FILE."
+        )
+    gaps = np.zeros(num_evaluated)
+    if config.rate is not None:
+        gaps = np.random.default_rng([config.seed, ARRIVE]).exponential(
+            1 / config.rate, num_evaluated
+        )
+    arrivals = [*np.cumsum(gaps).tolist(), *[0.0] * num_calibration]
+    requests = tuple(
+        ServeRequest(
+            number,
+            prompt.token_ids,
+            config.max_new_tokens,
+            request_seed(config.seed, number),
+            arrival,
+        )
+        for number, (prompt, arrival) in enumerate(zip(every, arrivals, strict=True))
+    )
+    return Workload(
+        tuple(every[:num_evaluated]), requests[:num_evaluated], requests[num_evaluated:]
+    )
+
+
+def _require_positions(
+    role: str, limit: int | None, prompts: Sequence[Prompt], max_new_tokens: int
+) -> None:
+    for prompt in prompts:
+        needed = len(prompt.token_ids) + max_new_tokens
+        if limit is not None and needed > limit:
+            raise InputError(
+                f"{role}: prompt and output must fit in {limit} positions; {prompt.task} question "
+                f"{prompt.question_id} needs {needed}. Lower --max-new-tokens or set "
+                "--max-prompt-tokens."
+            )
+
+
+def take_prompts(
+    config: ServeConfig, tokenizer: PreTrainedTokenizerBase, num_more: int = 0
+) -> list[Prompt]:
+    """The first prompts of every file, in turn: as many as asked for, and ``num_more``.
+
+    Raises:
+        InputError: a file cannot be read or has no prompt that is short enough.
+    """
+    wanted = None if config.requests is None else config.requests + num_more
+    share = None if wanted is None else -(-wanted // len(config.prompts))
+    chosen = build_config(
+        requests_per_set=share,
+        max_prompt_tokens=config.max_prompt_tokens,
+        calibration_fraction=0.0,
+    )
+    files = [load_prompts(path, task_name(path), tokenizer, chosen) for path in config.prompts]
+    in_turn = [prompt for row in zip_longest(*files) for prompt in row if prompt is not None]
+    return in_turn[:wanted]

@@ -1,0 +1,102 @@
+"""What the serving engine asks of a drafter, beyond the decision loop's protocol.
+
+Slots of the batch name requests. A request's life: :meth:`~ServingDrafter.admit`, its prompt in
+chunks by :meth:`~ServingDrafter.read`, its output in pieces by :meth:`~ServingDrafter.commit`,
+:meth:`~ServingDrafter.release` on every way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from echo_policies.api import DraftPlan, Frontier, LayerView
+from echo_policies.session import Drafter
+from gpu_backend.ragged_model import Extension
+
+
+class ServingDrafter(Drafter, Protocol):
+    """Proposes candidates for the requests of a batch.
+
+    A drafter may be any number of tokens behind when :meth:`begin` is called, the last committed
+    token always among them; what it then reads is its own business.
+    """
+
+    def require_room(self, num_tokens: int) -> None:
+        """Refuse a request of so many tokens if it can never be served.
+
+        Raises:
+            InputError: naming the limit.
+        """
+        ...
+
+    def admit(self, slot: int, num_tokens: int) -> bool:
+        """Make room for a request of so many tokens in all; False while there is none."""
+        ...
+
+    def read(self, chunks: Sequence[Extension]) -> None:
+        """Take in prompt tokens; called before the request's first output token is known."""
+        ...
+
+    def commit(self, slot: int, tokens: Sequence[int]) -> None:
+        """Take in emitted tokens, at least one; the last of them is the root of the next draft."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Forget a request."""
+        ...
+
+    def check_integrity(self, slots: Sequence[int]) -> None:
+        """Check that exactly these requests hold room; for tests and debugging."""
+        ...
+
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """Token ids [B, N] of the step's candidates, depth-major; any where there is none."""
+        ...
+
+
+class NoDrafter:
+    """Drafts nothing: plain decoding needs no draft model and pays for none."""
+
+    signals: frozenset[str] = frozenset({"ranks", "path_logp", "entropy"})
+    """All of them, so that a policy is refused for what is missing: a draft model."""
+
+    def objection(self, plan: DraftPlan) -> str | None:
+        """Refuse every plan that drafts."""
+        return "drafts, but there is no draft model; give --draft" if plan.levels else None
+
+    def require_room(self, num_tokens: int) -> None:
+        """Refuses nothing."""
+
+    def admit(self, slot: int, num_tokens: int) -> bool:
+        """Needs no room."""
+        del slot, num_tokens
+        return True
+
+    def read(self, chunks: Sequence[Extension]) -> None:
+        """Reads nothing."""
+
+    def commit(self, slot: int, tokens: Sequence[int]) -> None:
+        """Keeps nothing."""
+
+    def release(self, slot: int) -> None:
+        """Holds nothing."""
+
+    def check_integrity(self, slots: Sequence[int]) -> None:
+        """Holds nothing."""
+
+    def tokens(self) -> NoReturn:
+        """Never called: there are no candidates."""
+        raise NotImplementedError
+
+    def begin(self, plan: DraftPlan, drafting_B: Tensor) -> NoReturn:
+        """Never called: the session drafts no level."""
+        raise NotImplementedError
+
+    def expand(self, layer: LayerView, frontier: Frontier) -> NoReturn:
+        """Never called."""
+        raise NotImplementedError

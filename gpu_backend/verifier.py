@@ -1,0 +1,108 @@
+"""The target model behind the decision loop: one ragged forward over all kept nodes.
+
+Shape letters: B slots of the batch, N candidates of a request, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from echo_policies.forest import Forest
+from gpu_backend.acceptance import Accepted, accept
+from gpu_backend.ragged_model import Extension, RaggedModel
+from gpu_backend.sampling import Sampling, choose
+from gpu_backend.tree_layout import ForestIndex, lay_out
+
+
+class TokenSource(Protocol):
+    """Whoever knows the tokens of a step's candidates."""
+
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """Token ids [B, N] of the candidates of all layers so far; any where there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Where a request stands: its last committed token has no keys and values yet."""
+
+    slot: int
+    """Slot of the batch, which is also its key in the KV pools."""
+    token: int
+    seed: int
+
+
+class TargetVerifier:
+    """Accepts the longest path of each tree that plain sampling would have emitted.
+
+    One step: :meth:`seek`, then the session's :meth:`verify`, then :attr:`accepted` says which
+    tokens each request gets, and :meth:`commit` keeps the keys and values of those that go on.
+    """
+
+    def __init__(self, target: RaggedModel, drafter: TokenSource, sampling: Sampling) -> None:
+        """Bind target and drafter.
+
+        Args:
+            target: the target over its pool.
+            drafter: knows the tokens of the candidates.
+            sampling: how tokens are drawn.
+        """
+        self.target = target
+        self._drafter = drafter
+        self._sampling = sampling
+        self._roots: Sequence[Root] = ()
+        self.accepted: dict[int, Accepted] = {}
+        """Outcome of the last step by slot."""
+
+    def read(self, chunks: Sequence[Extension]) -> Tensor:
+        """Read prompt tokens; logits ``[chunks, V]`` after each chunk."""
+        logits = self.target.extend(chunks)
+        assert logits is not None
+        return logits
+
+    def first_token(self, logits_V: Tensor, slot: int, seed: int) -> int:
+        """Draw the first output token from the logits behind a whole prompt."""
+        position = self.target.table.length(slot)
+        key = torch.tensor([seed, position], device=logits_V.device)[:, None]
+        return int(choose(logits_V[None], key[0], key[1], self._sampling))
+
+    def seek(self, roots: Sequence[Root]) -> None:
+        """Say where the requests of the batch stand."""
+        self._roots = roots
+        self.accepted = {}
+
+    def verify(self, forest: Forest, keep_BN: Tensor) -> Tensor:
+        """int64 [B]: accepted draft tokens of every slot, before any stop rule."""
+        keep, index = keep_BN.cpu().numpy(), ForestIndex.of(forest)
+        tokens = self._drafter.tokens() if forest.layers else np.zeros(keep.shape, dtype=np.int64)
+        trees = [
+            lay_out(index, keep[root.slot], tokens[root.slot], root.slot, root.token)
+            for root in self._roots
+        ]
+        slots = [root.slot for root in self._roots]
+        logits_RV = self.target.branch(
+            [tree.branches(slot) for tree, slot in zip(trees, slots, strict=True)]
+        )
+        outcome = accept(
+            logits_RV,
+            trees,
+            [root.seed for root in self._roots],
+            [self.target.table.length(slot) for slot in slots],
+            self._sampling,
+        )
+        self.accepted = dict(zip(slots, outcome, strict=True))
+        accepted_B = torch.zeros(len(keep), dtype=torch.int64)
+        for slot, part in self.accepted.items():
+            accepted_B[slot] = part.num_drafts
+        return accepted_B.to(keep_BN.device)
+
+    def commit(self, slot: int) -> None:
+        """Keep the keys and values of a request's root and accepted nodes."""
+        self.target.table.commit(slot, self.accepted[slot].rows)

@@ -1,0 +1,181 @@
+"""``run_gpu`` from prompts to the table and the file."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gpu_backend import capture, serve_run
+from gpu_backend.cli import app
+from tests.gpu_backend.tiny import save_model, tiny_tokenizer, write_prompts
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_model(folder / "target", seed=1)
+    draft = save_model(folder / "draft", seed=2)
+    prompts = write_prompts(folder / "one.jsonl", 4)
+    return ["--target", str(target), "--draft", str(draft), "--prompts", str(prompts)]
+
+
+def run(arguments):
+    small = ["--batch-size", "2", "--max-new-tokens", "6", "--k-max", "8"]
+    return CliRunner().invoke(app, [*small, *arguments])
+
+
+def test_table_and_file(pair, tmp_path):
+    out = tmp_path / "run.json"
+    policies = ["--policy", "chain:levels=2,eagle3:levels=2,top_k=2,nodes=3"]
+    result = run([*pair, *policies, "--json", str(out), "--show-text", "--seed", "4"])
+    assert result.exit_code == 0, result.output
+    assert "outputs   token for token those of plain decoding" in result.output
+    assert "device    cpu" in result.output
+    assert "…" not in result.output  # nothing is cut where the output is no terminal
+    assert "one 3: " in result.output
+    lines = [line for line in result.output.splitlines() if line.startswith("chain")]
+    assert 1 <= sum("requests, " in line for line in lines) <= 5  # progress, not one per step
+    content = json.loads(out.read_text())
+    rows = content["rows"]
+    assert rows[0]["policy"] == "autoregressive"
+    assert [row["policy"].split(":")[0] for row in rows[1:]] == ["chain", "eagle3"]
+    plain = {r["number"]: r["tokens"] for r in rows[0]["requests"]}
+    assert sorted(plain) == [0, 1, 2, 3]
+    for row in rows:
+        assert {r["number"]: r["tokens"] for r in row["requests"]} == plain
+        assert row["same_outputs"] == row["compared_outputs"] == 4
+        summary = row["summary"]
+        assert summary["tokens_per_s"] > 0
+        assert abs(sum(summary["time_split"].values()) - 1) < 1e-9
+        emitted = summary["mat"] * summary["request_steps"]
+        assert round(emitted) == sum(len(tokens) - 1 for tokens in plain.values())
+    assert rows[0]["summary"]["mat"] == 1
+    assert rows[1]["summary"]["k_per_step"] > 0
+    assert content["k_max_rule"] == "given"
+
+
+def test_knee_is_timed_where_no_budget_is_given(pair, tmp_path):
+    out = tmp_path / "run.json"
+    arguments = [*pair, "--policy", "chain:levels=2", "--requests", "2", "--json", str(out)]
+    result = CliRunner().invoke(app, ["--max-new-tokens", "3", "--batch-size", "2", *arguments])
+    assert result.exit_code == 0, result.output
+    content = json.loads(out.read_text())
+    assert content["knee"]["rows"][:2] == [2, 4]
+    assert content["k_max"] >= 0
+    assert "timed here" in result.output
+
+
+def test_gates_are_fitted_in_the_warm_up(pair, tmp_path):
+    draft = save_model(tmp_path / "close", seed=1, noise=0.05)
+    prompts = write_prompts(tmp_path / "many.jsonl", 8)
+    out = tmp_path / "run.json"
+    files = ["--target", pair[1], "--draft", str(draft), "--prompts", str(prompts)]
+    wanted = ["--requests", "2", "--calibration-requests", "6", "--max-new-tokens", "16"]
+    sampled = ["--temperature", "0.8", "--batch-size", "3"]
+    result = run([*files, *wanted, *sampled, "--policy", "echo:levels=4", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "of 6 prompts that are not evaluated" in result.output
+    content = json.loads(out.read_text())
+    assert content["num_requests"] == 2
+    assert content["rows"][1]["parameters"]["taus"]
+    assert content["rows"][1]["parameters"]["w_topk"] == 1
+    assert content["rows"][1]["same_outputs"] == 2
+
+
+def test_plain_decoding_needs_no_draft(pair):
+    result = run([*pair[:2], *pair[4:], "--policy", "autoregressive", "--rate", "1000"])
+    assert result.exit_code == 0, result.output
+    assert "draft none" in result.output
+
+
+def test_interrupt_keeps_what_is_finished(pair, monkeypatch, tmp_path):
+    """Ctrl-C between two steps: finished requests are reported and marked."""
+    original = serve_run.serve_all
+    calls = []
+
+    def interrupting(engine, requests, **options):
+        calls.append(1)
+        if len(calls) == 4 and options:  # the second policy's measured run
+
+            def finished(count):
+                if count == 2:
+                    signal.raise_signal(signal.SIGINT)
+
+            options["on_finished"] = finished
+        return original(engine, requests, **options)
+
+    monkeypatch.setattr(serve_run, "serve_all", interrupting)
+    out = tmp_path / "run.json"
+    result = run([*pair, "--policy", "chain:levels=2,static:tree=0/1", "--json", str(out)])
+    assert result.exit_code == 130, result.output
+    assert "stopped by Ctrl-C with 2 of 4 requests finished" in result.output
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["is_complete"] for row in rows] == [True, False]
+
+
+def error_of(arguments):
+    result = run(arguments)
+    assert result.exit_code == 2, result.output
+    assert len(result.output.strip().splitlines()) == 1, result.output
+    return result.output
+
+
+def test_errors_are_one_sentence(pair, tmp_path):
+    assert "needs --target PATH and --prompts" in error_of(["--policy", "echo"])
+    said = error_of([*pair, "--policy", "echo"])
+    assert "calibration takes 8 prompts that are not evaluated, but there are 4 in all" in said
+    chain = ["--policy", "chain"]
+    assert "give --draft" in error_of([*pair[:2], *pair[4:], *chain])
+    assert "repetition_penalty must be 1" in error_of([*pair, *chain, "--repetition-penalty", "2"])
+    assert "top_p: " in error_of([*pair, *chain, "--top-p", "0"])
+    assert "No policy named 'chian'" in error_of([*pair, "--policy", "chian"])
+    other = save_model(tmp_path / "draft", seed=2, tokenizer=tiny_tokenizer(swap=True))
+    assert "token 5 is 'w005'" in error_of([*pair, *chain, "--draft", str(other)])
+    short = save_model(tmp_path / "short", seed=1, limit=8)
+    said = error_of([*pair, *chain, "--target", str(short)])
+    assert "target: prompt and output must fit in 8 positions; one question 0 needs 11" in said
+    assert "create the folder" in error_of([*pair, *chain, "--json", str(tmp_path / "a" / "b")])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_without_cuda(pair):
+    assert "needs a CUDA device" in error_of([*pair, "--policy", "chain", "--device", "cuda"])
+
+
+def test_parity_says_what_it_compared(pair, monkeypatch):
+    small = ["--batch-size", "2", "--max-new-tokens", "6", "--k-max", "8"]
+    arguments = [
+        "parity",
+        *pair,
+        *small,
+        "--policy",
+        "chain:levels=2,eagle3:levels=2,top_k=2,nodes=3",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 2
+    assert all("replay takes every decision the same way" in line for line in lines)
+    monkeypatch.setattr(capture, "_write_path", lambda *_: None)
+    near = ["--draft", pair[1]]  # a draft that is the target, so that something is accepted
+    result = CliRunner().invoke(app, [*arguments, *near])
+    assert result.exit_code == 1
+    assert "DIFFERS at step 0, slot 0, accepted tokens" in result.output
+    result = CliRunner().invoke(app, ["parity", "--policy", "chain"])
+    assert result.exit_code == 2
+    assert "needs --target, --draft and --prompts" in result.output
+
+
+def test_help_needs_no_models():
+    code = (
+        "import sys; from gpu_backend.cli import app; "
+        "app(['--help'], standalone_mode=False); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert b"--k-max" in done.stdout
+    assert b"record" in done.stdout
