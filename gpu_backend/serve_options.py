@@ -47,7 +47,8 @@ ModeOption = Annotated[
 ]
 PrefillChunkOption = Annotated[int | None, typer.Option(help="Prompt tokens read per step [512].")]
 CalibrationOption = Annotated[
-    Path | None, typer.Option(help="Calibration file of `simulate calibrate`.")
+    Path | None,
+    typer.Option(help="Calibration file of `simulate calibrate`, or the name of a bundled trace."),
 ]
 CalibrationRequestsOption = Annotated[
     int | None, typer.Option(help="Prompts to fit gates on, without a file [8].")

@@ -99,7 +99,10 @@ def simulate(
         typer.Option(help="Run again with this many draws of the costs' constants, such as 20."),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Calibration file of `simulate calibrate`.")
+        Path | None,
+        typer.Option(
+            help="Calibration file of `simulate calibrate`, or the name of a bundled trace."
+        ),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Processes; batch sizes run beside each other [1].")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from echo_policies.api import Policy
 from echo_policies.calibration import DepthReport
 from echo_policies.errors import InputError
+from traces.library import resolve_calibration
 
 
 class _Frozen(BaseModel):
@@ -65,12 +66,14 @@ class Calibration(_Frozen):
         )
 
 
-def load_calibration(path: Path) -> Calibration:
-    """Read a calibration file.
+def load_calibration(name_or_path: str | Path) -> Calibration:
+    """Read a calibration file, or the one bundled with a trace of this name.
 
     Raises:
         InputError: it cannot be read or is none.
+        UnknownNameError: there is no such file and no such bundled calibration.
     """
+    path = resolve_calibration(name_or_path)
     try:
         return Calibration.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -15,6 +15,10 @@ ALIASES: Final = (SUFFIX, ".pkl", ".pt")
 """Suffixes under which a bundled trace may be asked for; papers call theirs ``.pkl`` or ``.pt``."""
 
 
+CALIBRATION_SUFFIX: Final = ".calibration.json"
+"""Suffix of the calibration that is bundled with a trace."""
+
+
 def available() -> dict[str, Path]:
     """Bundled traces by name, sorted."""
     folder = Path(str(resources.files("traces").joinpath("data")))
@@ -37,6 +41,28 @@ def resolve(name_or_path: str) -> Path:
     if name in bundled:
         return bundled[name]
     raise UnknownNameError("trace", name_or_path, bundled)
+
+
+def calibrations() -> dict[str, Path]:
+    """Calibrations of bundled traces by the trace's name, sorted."""
+    folder = Path(str(resources.files("traces").joinpath("data")))
+    files = sorted(folder.glob(f"*{CALIBRATION_SUFFIX}"))
+    return {path.name.removesuffix(CALIBRATION_SUFFIX): path for path in files}
+
+
+def resolve_calibration(name_or_path: str | Path) -> Path:
+    """The file of a calibration: an existing file wins, else a bundled trace's name.
+
+    Raises:
+        UnknownNameError: there is neither; the message offers the nearest bundled name.
+    """
+    path = Path(name_or_path)
+    if path.exists() and not path.is_dir():
+        return path
+    bundled = calibrations()
+    if str(name_or_path) in bundled:
+        return bundled[str(name_or_path)]
+    raise UnknownNameError("calibration file or bundled trace", str(name_or_path), bundled)
 
 
 def open_trace(name_or_path: str) -> Trace:

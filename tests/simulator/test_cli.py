@@ -113,7 +113,7 @@ def test_calibration_files_make_the_same_run(capsys, monkeypatch, trace_file, tm
         (["--json", "/nowhere/out.json"], "create the folder"),
         (["--trace", "nothere"], "No trace named 'nothere'"),
         (["--policy", "missing.py:P"], "does not exist"),
-        (["--calibration", "missing.json"], "cannot be read"),
+        (["--calibration", "missing.json"], "calibration file or bundled trace"),
         (["traces", "info", "nothere"], "No trace named"),
         (["calibrate", "--policy", "chain"], "anything to calibrate"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from echo_policies.errors import TraceError, UnknownNameError
 from tests.traces.build import random_trace
-from traces.library import available, open_trace, resolve
+from traces.library import available, open_trace, resolve, resolve_calibration
 from traces.store import save
 
 
@@ -37,6 +37,16 @@ def test_a_bundled_name_has_any_suffix(bundled: dict[str, Path], suffix: str) ->
     for name, path in bundled.items():
         assert resolve(name + suffix) == path
         assert open_trace(name + suffix).header.name == "random"
+
+
+def test_a_bundled_calibration_goes_by_its_trace(bundled: dict[str, Path]) -> None:
+    path = bundled["qwen235b"].with_name("qwen235b.calibration.json")
+    path.write_text("{}")
+    assert resolve_calibration("qwen235b") == path
+    Path("own.json").write_text("{}")
+    assert resolve_calibration("own.json") == Path("own.json")
+    with pytest.raises(UnknownNameError, match="qwen235b"):
+        resolve_calibration("qwen235")
 
 
 def test_an_existing_file_wins(bundled: dict[str, Path]) -> None:
