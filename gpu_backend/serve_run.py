@@ -106,8 +106,9 @@ def prepare(config: ServeConfig) -> Prepared:
     return Prepared(device, pair, tokenizer, workload, settings, knee, tuple(policies), calibration)
 
 
-def run_policies(
+def serve_policies(
     config: ServeConfig,
+    ready: Prepared,
     *,
     progress: Progress = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -116,17 +117,16 @@ def run_policies(
 
     Args:
         config: the options.
+        ready: what :func:`prepare` made of them.
         progress: shown while requests finish.
         should_stop: asked between steps; True ends the run with what is finished.
 
     Raises:
-        InputError: a model, a prompt, a policy or an option cannot be used.
-        MissingExtraError: the extra ``[models]`` is not installed.
+        InputError: no request emitted a second token.
         PolicyCrash: a policy raised.
         PolicyViolation: a policy broke its contract.
         KeyboardInterrupt: it was stopped before anything was measured.
     """
-    ready = prepare(config)
     runs: list[_Run] = []
     for policy in ready.policies:
         run = _serve(ready, policy, progress=progress, should_stop=should_stop)
