@@ -129,9 +129,10 @@ def _compare(
 
     config = make_serve_config(sampling, **options)
     check_writable([json] if json is not None else [])
-    ready = prepare(config)
-    with ProgressBars() as bars, first_interrupt_asks() as should_stop:
-        result = serve_policies(config, ready, progress=bars.update, should_stop=should_stop)
+    with ProgressBars() as bars:
+        ready = prepare(config, progress=bars.update)
+        with first_interrupt_asks() as should_stop:
+            result = serve_policies(config, ready, progress=bars.update, should_stop=should_stop)
     print_result(result, shows_text=shows_text)
     if json is not None:
         write_text(json, result.to_json())

@@ -72,8 +72,12 @@ class Prepared:
     """What gates were fitted on, in words; empty where nothing needed it."""
 
 
-def prepare(config: ServeConfig) -> Prepared:
+def prepare(config: ServeConfig, *, progress: Progress = lambda *_: None) -> Prepared:
     """Load models and prompts, choose ``k_max`` and fit gates.
+
+    Args:
+        config: the options.
+        progress: shown while calibration requests finish.
 
     Raises:
         InputError: a model, a prompt, a policy or an option cannot be used.
@@ -98,10 +102,18 @@ def prepare(config: ServeConfig) -> Prepared:
     )
     calibration = "" if config.calibration is None else f"from {config.calibration.name}"
     if calibrates:
-        policies, positions = calibrate(pair, policies, settings, workload.calibration)
+        total = len(workload.calibration)
+        progress("calibration", 0, total)
+        policies, positions = calibrate(
+            pair,
+            policies,
+            settings,
+            workload.calibration,
+            on_finished=lambda count: progress("calibration", count, total),
+        )
         calibration = (
-            f"fitted in the warm-up: {positions} positions of {len(workload.calibration)} prompts "
-            "that are not evaluated"
+            f"fitted in the warm-up: {positions} positions of {total} prompts that are not "
+            "evaluated"
         )
     return Prepared(device, pair, tokenizer, workload, settings, knee, tuple(policies), calibration)
 
