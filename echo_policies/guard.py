@@ -110,7 +110,8 @@ class Guard:
         Raises:
             PolicyCrash: it raised.
             PolicyViolation: the plan keeps a node that is not there or whose parent is not kept,
-                or is beyond ``k_max`` although the scheduler is tagged to respect it.
+                is beyond ``k_max`` although the scheduler is tagged to respect it, or beyond what
+                the scheduler says it keeps of one request.
         """
         keep_BN = self._call("select", self.policy.scheduler.select, state, forest)
         if not _is_bool(keep_BN, (forest.num_requests, forest.num_candidates)):
@@ -146,6 +147,11 @@ class Guard:
             if (keep_BN & ~forest.exists_BN).any():
                 self._broken("existing nodes only", "it keeps a node that does not exist")
             self._broken("closed under ancestors", "it keeps a node without its parent")
+        most = self.policy.scheduler.max_kept
+        if most is not None and keep_BN.numel():
+            kept = int(keep_BN.sum(1).max())
+            if kept > most:
+                self._broken("no request keeps more than max_kept", f"kept {kept}, max_kept {most}")
         if self.policy.scheduler.respects_k_max:
             kept = int(keep_BN.sum())
             if kept > k_max:

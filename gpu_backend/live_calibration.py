@@ -9,7 +9,7 @@ Shape letters: N samples (positions), D depths, M candidates of a request over a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
@@ -172,6 +172,8 @@ def calibrate(
     policies: Sequence[Policy],
     settings: ServeSettings,
     requests: Sequence[ServeRequest],
+    *,
+    on_finished: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[Policy], int]:
     """Fit the policies that need it.
 
@@ -180,6 +182,7 @@ def calibrate(
         policies: calibrated ones are returned as they are.
         settings: batch and budget of the run.
         requests: none of which is evaluated; all of them arrive at once.
+        on_finished: called with the number of finished requests when it has grown.
 
     Returns:
         The policies in the same order, and the number of positions they were fitted on.
@@ -195,7 +198,7 @@ def calibrate(
     )
     log = BeamLog(engine.drafter, levels)
     engine.observer = log
-    serve_all(engine, requests)
+    serve_all(engine, requests, on_finished=on_finished)
     outputs = {done.request.number: done.output for done in engine.finished}
     samples = log.samples(outputs)
     ctx = CalibrationContext(settings.num_slots, settings.k_max)

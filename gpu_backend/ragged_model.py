@@ -19,6 +19,7 @@ from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
 from gpu_backend.models import context_limit
 from gpu_backend.ragged_rows import RaggedRows
+from gpu_backend.sequence_pass import ByRequest, Padded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,7 +61,13 @@ class RaggedModel:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, vocab_size: int, num_slots: int, role: str = "target"
+        self,
+        model: PreTrainedModel,
+        *,
+        vocab_size: int,
+        num_slots: int,
+        role: str = "target",
+        pads: bool | None = None,
     ) -> None:
         """Allocate the pool; nothing is computed.
 
@@ -69,10 +76,13 @@ class RaggedModel:
             vocab_size: real tokens, V; logits beyond are padding and are cut off.
             num_slots: tokens of all requests, tree rows included, that the pool holds.
             role: what messages call the model.
+            pads: lay requests out to the longest, instead of one product for each; by default on
+                a GPU.
         """
         self.table = SlotTable(num_slots)
         self.vocab_size = vocab_size
         self._role = role
+        self._pads = model.device.type == "cuda" if pads is None else pads
         self._model = model
         self._pool = KvPool.of(model.config, num_slots, model.dtype, model.device)
 
@@ -151,12 +161,13 @@ class RaggedModel:
     def _rows(
         self, write: list[IntArray], seen: list[IntArray], ancestors_RA: IntArray | None
     ) -> RaggedRows:
+        layout = Padded if self._pads else ByRequest
         return RaggedRows(
             pool=self._pool,
             write_R=self._tensor(np.concatenate(write)),
-            seen_S=self._tensor(np.concatenate(seen)),
-            num_rows=tuple(map(len, write)),
-            num_seen=tuple(map(len, seen)),
+            sequences=layout.of(
+                seen, list(map(len, write)), self.device, is_causal=ancestors_RA is None
+            ),
             ancestors_RA=None if ancestors_RA is None else self._tensor(ancestors_RA),
         )
 

@@ -124,13 +124,15 @@ def _compare(
     from gpu_backend.progress import ProgressBars
     from gpu_backend.serve_config import make_serve_config
     from gpu_backend.serve_output import print_result
-    from gpu_backend.serve_run import run_policies
+    from gpu_backend.serve_run import prepare, serve_policies
     from traces.terminal import check_writable, write_text
 
     config = make_serve_config(sampling, **options)
     check_writable([json] if json is not None else [])
-    with ProgressBars() as bars, first_interrupt_asks() as should_stop:
-        result = run_policies(config, progress=bars.update, should_stop=should_stop)
+    with ProgressBars() as bars:
+        ready = prepare(config, progress=bars.update)
+        with first_interrupt_asks() as should_stop:
+            result = serve_policies(config, ready, progress=bars.update, should_stop=should_stop)
     print_result(result, shows_text=shows_text)
     if json is not None:
         write_text(json, result.to_json())

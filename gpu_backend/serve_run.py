@@ -72,8 +72,12 @@ class Prepared:
     """What gates were fitted on, in words; empty where nothing needed it."""
 
 
-def prepare(config: ServeConfig) -> Prepared:
+def prepare(config: ServeConfig, *, progress: Progress = lambda *_: None) -> Prepared:
     """Load models and prompts, choose ``k_max`` and fit gates.
+
+    Args:
+        config: the options.
+        progress: shown while calibration requests finish.
 
     Raises:
         InputError: a model, a prompt, a policy or an option cannot be used.
@@ -98,16 +102,25 @@ def prepare(config: ServeConfig) -> Prepared:
     )
     calibration = "" if config.calibration is None else f"from {config.calibration.name}"
     if calibrates:
-        policies, positions = calibrate(pair, policies, settings, workload.calibration)
+        total = len(workload.calibration)
+        progress("calibration", 0, total)
+        policies, positions = calibrate(
+            pair,
+            policies,
+            settings,
+            workload.calibration,
+            on_finished=lambda count: progress("calibration", count, total),
+        )
         calibration = (
-            f"fitted in the warm-up: {positions} positions of {len(workload.calibration)} prompts "
-            "that are not evaluated"
+            f"fitted in the warm-up: {positions} positions of {total} prompts that are not "
+            "evaluated"
         )
     return Prepared(device, pair, tokenizer, workload, settings, knee, tuple(policies), calibration)
 
 
-def run_policies(
+def serve_policies(
     config: ServeConfig,
+    ready: Prepared,
     *,
     progress: Progress = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -116,17 +129,16 @@ def run_policies(
 
     Args:
         config: the options.
+        ready: what :func:`prepare` made of them.
         progress: shown while requests finish.
         should_stop: asked between steps; True ends the run with what is finished.
 
     Raises:
-        InputError: a model, a prompt, a policy or an option cannot be used.
-        MissingExtraError: the extra ``[models]`` is not installed.
+        InputError: no request emitted a second token.
         PolicyCrash: a policy raised.
         PolicyViolation: a policy broke its contract.
         KeyboardInterrupt: it was stopped before anything was measured.
     """
-    ready = prepare(config)
     runs: list[_Run] = []
     for policy in ready.policies:
         run = _serve(ready, policy, progress=progress, should_stop=should_stop)

@@ -48,6 +48,17 @@ class NoFrontier(Rerank):
         return None
 
 
+class KeepsAll(Rerank):
+    """Kind: an engine reserves too little because a scheduler says too little."""
+
+    @property
+    def max_kept(self):
+        return 2
+
+    def select(self, state, forest):
+        return forest.exists_BN
+
+
 class Raises(Rerank):
     def select(self, state, forest):
         raise KeyError("missing")
@@ -87,6 +98,7 @@ def gated(gate) -> Policy:
         (alone(FarIndex), PolicyViolation, "names candidates of its layer"),
         (alone(HalfLevels), PolicyViolation, "a plan's levels is a whole number >= 0"),
         (alone(NoFrontier), PolicyViolation, "extend returns a state and a frontier"),
+        (alone(KeepsAll), PolicyViolation, "no request keeps more than max_kept'"),
         (alone(Raises), PolicyCrash, "mine raised KeyError in select at step 0 (test_guard.py"),
         (alone(Leaves), PolicyCrash, "mine raised SystemExit in extend at step 0"),
         (gated(BadDepths()), PolicyViolation, "checkpoints ascend within 1 .. 2"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -226,3 +229,24 @@ def test_nodes_beyond_a_requests_length_are_not_expanded() -> None:
     policy = Policy(gate=OpenGate(), scheduler=Greedy())
     kept, _ = one_step(policy, [FADING, FADING], context(2, remaining=[2, 3]))
     assert kept == [{"0", "1"}, {"0", "1", "00", "01"}]
+
+
+def test_an_engine_can_measure_drafts_and_checks() -> None:
+    """One entry per draft layer and per check, none nested in another."""
+    log: list[str] = []
+
+    @contextmanager
+    def measure(part: str) -> Iterator[None]:
+        log.append(f"<{part}")
+        yield
+        log.append(f"{part}>")
+
+    session = replace(
+        open_session(echo((1, 0.5), (3, 0.5)), WrittenDrafter([FADING])), measure=measure
+    )
+    session.decide(context(1), None)
+    assert log == [
+        f"{side}{part}{other}"
+        for part in ("draft", "check", "draft", "draft", "check")
+        for side, other in (("<", ""), ("", ">"))
+    ]

@@ -22,6 +22,11 @@ def models(request):
     return tiny_model(request.param, seed=4), prepared
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["by request", "padded"])
+def pads(request):
+    return request.param
+
+
 @torch.inference_mode()
 def plain_logits(model, text):
     return model(torch.tensor([text])).logits[0, -1, :VOCAB]
@@ -49,13 +54,13 @@ def path_to(tree, row):
     return [] if row == NO_PARENT else [*path_to(tree, tree.parent_n[row]), int(tree.tokens_n[row])]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_chunks_trees_and_commits_equal_plain_forwards(models, seed):
+def test_chunks_trees_and_commits_equal_plain_forwards(models, pads, seed):
     """Ragged prompts in ragged chunks, then trees, of which a path is committed, then more."""
     plain, prepared = models
     rng = np.random.default_rng(seed)
-    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=300)
+    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=300, pads=pads)
     texts = {}
     for key in range(int(rng.integers(1, 5))):
         assert ragged.table.reserve(key, 60)
@@ -82,10 +87,10 @@ def test_chunks_trees_and_commits_equal_plain_forwards(models, seed):
         ragged.table.check_integrity(list(texts))
 
 
-def test_tree_layers_over_several_forwards(models):
+def test_tree_layers_over_several_forwards(models, pads):
     """A drafter's layers: rows of one forward are ancestors in the next."""
     plain, prepared = models
-    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=50)
+    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=50, pads=pads)
     texts = {0: [5, 6, 7], 1: [9]}
     for key in texts:
         ragged.table.reserve(key, 20)
@@ -105,10 +110,10 @@ def test_tree_layers_over_several_forwards(models):
         near(row, plain_logits(plain, text))
 
 
-def test_branch_without_a_sequence(models):
+def test_branch_without_a_sequence(models, pads):
     """Rows whose prefix is empty: the prefix pass has nothing to add."""
     plain, prepared = models
-    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=50)
+    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=50, pads=pads)
     ragged.table.reserve(0, 20)
     ragged.table.reserve(1, 20)
     ragged.extend([Extension(1, [3, 4])])
@@ -120,10 +125,10 @@ def test_branch_without_a_sequence(models):
         near(row, plain_logits(plain, text))
 
 
-def test_chains_take_one_pass(models, monkeypatch):
+def test_chains_take_one_pass(models, pads, monkeypatch):
     """A batch of chains and bare roots needs no ancestors, and is as right."""
     plain, prepared = models
-    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=50)
+    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=50, pads=pads)
     texts = {0: [5, 6, 7], 1: [9]}
     for key in texts:
         ragged.table.reserve(key, 20)
