@@ -1,4 +1,4 @@
-"""On a CUDA device: outputs are plain decoding's, decisions are the replay's, noise is the CPU's."""
+"""On CUDA: outputs are plain decoding's, decisions are the replay's, noise is the CPU's."""
 
 import numpy as np
 import pytest
