@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpu_backend.batch_drafter import BatchDrafter
 from gpu_backend.engine import DecidedStep
+from gpu_backend.lookup_drafter import LookupDrafter
 from traces.replay import BeamArrays
 from traces.schema import NO_SLOT, OUTSIDE_VOCAB
 
@@ -50,7 +51,7 @@ class CapturedStep:
 class Capture:
     """An engine's observer that keeps every step."""
 
-    def __init__(self, drafter: BatchDrafter) -> None:
+    def __init__(self, drafter: BatchDrafter | LookupDrafter) -> None:
         """Start empty."""
         self._drafter = drafter
         self.steps: list[CapturedStep] = []
@@ -91,6 +92,7 @@ def beams(steps: Sequence[CapturedStep], outputs: Mapping[int, Sequence[int]]) -
     slots, top_k = max(plan.width for plan in plans), max(plan.top_k for plan in plans)
     rows = len(steps) * num_B
     expanded = (rows, max(levels - 1, 0), slots)
+    has_trees = any(plan.template is not None and not plan.is_chain for plan in plans)
     found = BeamArrays(
         root_logp=np.full((rows, top_k), -np.inf, np.float16),
         slot_child=np.full(expanded, NO_SLOT, np.int16),
@@ -99,6 +101,8 @@ def beams(steps: Sequence[CapturedStep], outputs: Mapping[int, Sequence[int]]) -
         path_logp=np.full((rows, levels), -np.inf, np.float16),
         root_entropy=np.zeros(rows, np.float16),
         slot_entropy=np.zeros(expanded, np.float16),
+        # Where a chain ends is written down of any drafter; those that serve trees never end.
+        chain_logp=None if has_trees else np.full((rows, levels), -np.inf, np.float16),
     )
     for number, step in enumerate(steps):
         for slot, (request, length) in step.where.items():
@@ -119,6 +123,9 @@ def _write_beam(found: BeamArrays, row: int, step: CapturedStep, slot: int) -> N
     found.root_logp[row, :top_k] = root.logp_BFk[slot, 0]
     found.root_entropy[row] = root.entropy_BF[slot, 0]
     if step.decided.decision.plan.template is not None:
+        if found.chain_logp is not None:
+            for depth, expansion in enumerate(step.expansions):
+                found.chain_logp[row, depth] = expansion.logp_BFk[slot, 0, 0]
         return  # a template is matched by ranks; its nodes' scores are in no view
     for depth, expansion in enumerate(step.expansions[1:], start=1):
         assert expansion.index_BF is not None

@@ -12,10 +12,8 @@ from gpu_backend import models_cli
 from gpu_backend.exits import user_errors
 from gpu_backend.models_cli import MODEL_HELP, locate_models
 from gpu_backend.parity_cli import parity
+from gpu_backend.prompt_lookup import PROMPT_LOOKUP
 from gpu_backend.serve_cli import serve
-
-PROMPT_LOOKUP = "prompt-lookup"
-"""Draft that is no model but looks the text up in itself."""
 
 app = typer.Typer(
     name="run_gpu",

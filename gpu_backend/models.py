@@ -18,6 +18,7 @@ from gpu_backend.model_files import (
     reading_errors,
     require_model,
 )
+from gpu_backend.prompt_lookup import MAX_NGRAM
 from traces.schema import ModelInfo
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ def describe_model(path: Path, dtype: DtypeName) -> ModelInfo:
         dtype=dtype,
         weights=f"GGUF {_file_type(entries)}, dequantised",
     )
+
+
+def describe_lookup() -> ModelInfo:
+    """Prompt lookup in the place of a draft model."""
+    return ModelInfo(name="prompt lookup", weights=f"contexts of 1 to {MAX_NGRAM} tokens")
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

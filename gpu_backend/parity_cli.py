@@ -7,7 +7,6 @@ from typing import Any
 
 import typer
 
-from echo_policies.errors import InputError
 from gpu_backend.exits import user_errors
 from gpu_backend.serve_options import (
     BatchSizeOption,
@@ -28,6 +27,7 @@ from gpu_backend.serve_options import (
     TargetOption,
     TemperatureOption,
 )
+from gpu_backend.serve_start import start
 
 
 def parity(
@@ -58,13 +58,11 @@ def parity(
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Nothing was compared yet."):
-        if target is None or draft is None or not prompts:
-            raise InputError("run_gpu parity needs --target, --draft and --prompts.")
-        options = {
+        options: dict[str, Any] = {
             "policies": tuple(policy or ["echo"]),
             "target": target,
             "draft": draft,
-            "prompts": tuple(prompts),
+            "prompts": tuple(prompts or ()),
             "batch_size": batch_size,
             "requests": requests,
             "max_new_tokens": max_new_tokens,
@@ -86,10 +84,10 @@ def parity(
 def _compare(options: dict[str, Any], sampling: dict[str, Any]) -> bool:
     """Check every policy that drafts and print a line for each; returns whether all are equal."""
     from gpu_backend.parity import check_parity
-    from gpu_backend.serve_config import make_serve_config
     from gpu_backend.serve_run import prepare
 
-    ready = prepare(make_serve_config(sampling, **options))
+    config, located = start(options, sampling)
+    ready = prepare(config, located)
     is_equal = True
     for policy in ready.policies[1:]:
         report = check_parity(ready.pair, policy, ready.settings, ready.workload.requests)

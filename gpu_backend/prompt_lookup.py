@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
+PROMPT_LOOKUP: Final = "prompt-lookup"
+"""What commands take for a draft that is no model but looks the text up in itself."""
+
 MAX_NGRAM: Final = 8
 """Longest context that is looked up, in tokens."""
 

@@ -24,7 +24,6 @@ from gpu_backend.half_products import needs_widening
 from gpu_backend.lookup_trie import LookupTrie
 from gpu_backend.node_trie import NodeTrie
 from gpu_backend.parts import PartStore
-from gpu_backend.prompt_lookup import MAX_NGRAM
 from gpu_backend.prompts import Prompt, Question, load_questions, task_name
 from gpu_backend.recorded_outputs import RecordedOutputs
 from gpu_backend.recorder import RequestArrays, record_positions
@@ -142,7 +141,7 @@ def _open_pair(job: RecordingJob) -> _Pair:
     target = models.describe_model(job.target, dtype)
     tokenizer = models.load_tokenizer(job.target)
     if job.draft is None:
-        draft = ModelInfo(name="prompt lookup", weights=f"contexts of 1 to {MAX_NGRAM} tokens")
+        draft = models.describe_lookup()
     else:
         draft = _with_cut(models.describe_model(job.draft, dtype), job.config.draft_vocab)
         models.require_same_tokens(tokenizer, models.load_tokenizer(job.draft))

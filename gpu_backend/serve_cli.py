@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from echo_policies.errors import InputError
 from gpu_backend import package_version
 from gpu_backend.exits import INTERRUPTED, first_interrupt_asks, user_errors
 from gpu_backend.serve_options import (
@@ -35,6 +34,7 @@ from gpu_backend.serve_options import (
     TopKOption,
     TopPOption,
 )
+from gpu_backend.serve_start import start
 
 
 def serve(
@@ -71,7 +71,10 @@ def serve(
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Serve prompts with real models; plain decoding is always the first row."""
+    """Serve prompts with real models; plain decoding is always the first row.
+
+    `run_gpu --policy echo` alone runs: it fetches a small model and serves bundled prompts.
+    """
     if version:
         typer.echo(package_version())
         raise typer.Exit
@@ -80,16 +83,11 @@ def serve(
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Nothing was measured yet."):
-        if target is None or not prompts:
-            raise InputError(
-                "run_gpu needs --target PATH and --prompts FILE; see run_gpu --help, or "
-                "run_gpu record --help to record a trace."
-            )
         options: dict[str, Any] = {
             "policies": tuple(policy or ["echo"]),
             "target": target,
             "draft": draft,
-            "prompts": tuple(prompts),
+            "prompts": tuple(prompts or ()),
             "batch_size": batch_size,
             "requests": requests,
             "max_new_tokens": max_new_tokens,
@@ -122,15 +120,14 @@ def _compare(
 ) -> bool:
     """Run, print, write; returns whether every request was served."""
     from gpu_backend.progress import ProgressBars
-    from gpu_backend.serve_config import make_serve_config
     from gpu_backend.serve_output import print_result
     from gpu_backend.serve_run import prepare, serve_policies
     from traces.terminal import check_writable, write_text
 
-    config = make_serve_config(sampling, **options)
     check_writable([json] if json is not None else [])
+    config, located = start(options, sampling)
     with ProgressBars() as bars:
-        ready = prepare(config, progress=bars.update)
+        ready = prepare(config, located, progress=bars.update)
         with first_interrupt_asks() as should_stop:
             result = serve_policies(config, ready, progress=bars.update, should_stop=should_stop)
     print_result(result, shows_text=shows_text)

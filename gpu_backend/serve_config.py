@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from echo_policies.errors import InputError
 from gpu_backend.config import DtypeName
+from gpu_backend.prompt_lookup import PROMPT_LOOKUP
 from gpu_backend.sampling import Sampling
 
 
@@ -18,8 +19,8 @@ class ServeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policies: tuple[str, ...] = Field(min_length=1, description="policies to compare")
-    target: Path = Field(description="target: a model directory or .gguf file")
-    draft: Path | None = Field(None, description="draft: a model directory or .gguf file")
+    target: str = Field(description="target: a path or a name of a model")
+    draft: str = Field(PROMPT_LOOKUP, description="draft: likewise, or prompt-lookup")
     prompts: tuple[Path, ...] = Field(min_length=1, description="JSONL files of prompts")
     batch_size: int = Field(8, ge=1, le=4096, description="requests served at a time")
     requests: int | None = Field(None, ge=1, description="prompts in all; every prompt if unset")
@@ -39,6 +40,11 @@ class ServeConfig(BaseModel):
     calibration_requests: int = Field(
         8, ge=1, description="prompts that gates are fitted on in the warm-up, and never evaluated"
     )
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether drafts come from prompt lookup."""
+        return self.draft == PROMPT_LOOKUP
 
     @model_validator(mode="after")
     def _files_differ(self) -> Self:

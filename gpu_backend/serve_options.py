@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from gpu_backend.models_cli import MODEL_HELP
+from gpu_backend.prompt_lookup import PROMPT_LOOKUP
+from gpu_backend.serve_defaults import SMALL, TARGET
+
 PolicyOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -15,10 +19,16 @@ PolicyOption = Annotated[
         help="NAME[:field=value,...] or FILE.py:CLASS; repeat it, or separate by commas.",
     ),
 ]
-TargetOption = Annotated[Path | None, typer.Option(help="Target: a model directory or .gguf file.")]
-DraftOption = Annotated[Path | None, typer.Option(help="Draft: a model directory or .gguf file.")]
+TargetOption = Annotated[str | None, typer.Option(help=f"Target [{TARGET}]: {MODEL_HELP}")]
+DraftOption = Annotated[
+    str | None, typer.Option(help=f"Draft, likewise, or {PROMPT_LOOKUP!r} (default).")
+]
 PromptsOption = Annotated[
-    list[Path] | None, typer.Option(help="JSONL file of prompts; repeat it for more.")
+    list[Path] | None,
+    typer.Option(
+        help="JSONL file of prompts; repeat it for more. If unset, bundled ones, and defaults of "
+        "other options are smaller: " + ", ".join(f"{k} {v}" for k, v in SMALL.items()) + "."
+    ),
 ]
 BatchSizeOption = Annotated[int | None, typer.Option(help="Requests served at a time [8].")]
 RequestsOption = Annotated[int | None, typer.Option(help="Prompts in all; every one if unset.")]

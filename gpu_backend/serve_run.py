@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from gpu_backend.serve_loop import serve_all
 from gpu_backend.serve_results import KneeTable, ServedRequest, ServeResult, ServeRow
 from gpu_backend.serve_setup import (
     Workload,
+    any_drafts,
     choose_device,
     chosen_policies,
     load_pair,
@@ -28,9 +28,11 @@ from gpu_backend.serve_setup import (
 )
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import Finished
+from gpu_backend.sources.locate import LocatedModel
 from gpu_backend.stopwatch import device_clock
 from traces.metrics import summarise
 from traces.records import RunRecords
+from traces.schema import ModelInfo
 from traces.stats import speedup_interval, steadiness
 
 if TYPE_CHECKING:
@@ -70,13 +72,19 @@ class Prepared:
     """Plain decoding first, all calibrated."""
     calibration: str
     """What gates were fitted on, in words; empty where nothing needed it."""
+    target: ModelInfo
+    draft: ModelInfo | None
+    """None where no policy drafts."""
 
 
-def prepare(config: ServeConfig, *, progress: Progress = lambda *_: None) -> Prepared:
+def prepare(
+    config: ServeConfig, located: Sequence[LocatedModel], *, progress: Progress = lambda *_: None
+) -> Prepared:
     """Load models and prompts, choose ``k_max`` and fit gates.
 
     Args:
         config: the options.
+        located: the models that :func:`gpu_backend.serve_setup.models_needed` names.
         progress: shown while calibration requests finish.
 
     Raises:
@@ -86,7 +94,7 @@ def prepare(config: ServeConfig, *, progress: Progress = lambda *_: None) -> Pre
     device = choose_device(config)
     policies = chosen_policies(config)
     calibrates = not all(policy.is_calibrated for policy in policies)
-    pair, tokenizer = load_pair(config, device, policies)
+    pair, tokenizer = load_pair(config, [model.path for model in located], device)
     workload = make_workload(config, pair, tokenizer, calibrates=calibrates)
     knee = None if config.k_max is not None else _knee(config, pair, workload)
     k_max = knee.k_max if knee is not None else config.k_max
@@ -115,7 +123,21 @@ def prepare(config: ServeConfig, *, progress: Progress = lambda *_: None) -> Pre
             f"fitted in the warm-up: {positions} positions of {total} prompts that are not "
             "evaluated"
         )
-    return Prepared(device, pair, tokenizer, workload, settings, knee, tuple(policies), calibration)
+    target, *drafts = [_describe(model, config) for model in located]
+    if config.looks_up and any_drafts(policies):
+        drafts = [models.describe_lookup()]
+    return Prepared(
+        device=device,
+        pair=pair,
+        tokenizer=tokenizer,
+        workload=workload,
+        settings=settings,
+        knee=knee,
+        policies=tuple(policies),
+        calibration=calibration,
+        target=target,
+        draft=drafts[0] if drafts else None,
+    )
 
 
 def serve_policies(
@@ -148,12 +170,11 @@ def serve_policies(
             break
     if not runs:
         raise KeyboardInterrupt
-    infos = [models.describe_model(path, config.dtype) for path in _paths(config)]
     knee = ready.knee
     return ServeResult(
         config=config,
-        target=infos[0],
-        draft=infos[1] if len(infos) > 1 else None,
+        target=ready.target,
+        draft=ready.draft,
         device=describe_device(ready.device),
         versions=library_versions(),
         num_requests=len(ready.workload.requests),
@@ -174,8 +195,10 @@ def describe_device(device: torch.device) -> str:
     return f"cpu{why}, {platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def _paths(config: ServeConfig) -> list[Path]:
-    return [path for path in (config.target, config.draft) if path is not None]
+def _describe(model: LocatedModel, config: ServeConfig) -> ModelInfo:
+    """What is known of a model, by its official name if it was asked for by a name."""
+    info = models.describe_model(model.path, config.dtype)
+    return info if model.name is None else info.model_copy(update={"name": model.name})
 
 
 def _rule(config: ServeConfig) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from echo_policies.api import Policy
-from echo_policies.errors import InputError
+from echo_policies.errors import InputError, SignalError
 from echo_policies.presets import autoregressive
 from echo_policies.registry import parse_list
 from echo_policies.session import widest_plan
@@ -26,6 +26,7 @@ from gpu_backend.serve_config import ServeConfig
 from gpu_backend.serving import ModelPair
 from gpu_backend.serving_batch import ServeRequest
 from traces.calibration_file import load_calibration
+from traces.lookup_plans import lookup_objection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -98,25 +99,56 @@ def chosen_policies(config: ServeConfig) -> list[Policy]:
     ]
 
 
-def load_pair(
-    config: ServeConfig, device: torch.device, policies: Sequence[Policy]
-) -> tuple[ModelPair, PreTrainedTokenizerBase]:
-    """Load tokenizer and models; the draft only where some policy drafts.
+def models_needed(config: ServeConfig) -> list[str]:
+    """Paths or names of the target, and of a draft model if a policy drafts with one.
+
+    What can be refused without them is refused here, so that it costs no download.
 
     Raises:
-        InputError: a path holds no model, the vocabularies differ, or a draft is missing.
+        InputError: the device or a policy cannot be used.
+        SignalError: a policy asks for what prompt lookup does not propose.
     """
-    tokenizer = models.load_tokenizer(config.target)
-    drafting = [policy.name for policy in policies if widest_plan(policy).levels > 0]
-    if drafting and config.draft is None:
-        raise InputError(f"Policy {drafting[0]!r} drafts, but there is no draft; give --draft.")
+    choose_device(config)
+    policies = chosen_policies(config)
+    for policy in policies:
+        objection = lookup_objection(widest_plan(policy)) if config.looks_up else None
+        if objection is not None:
+            raise SignalError(f"Policy {policy.name!r} {objection}.")
+    if config.looks_up or not any_drafts(policies):
+        return [config.target]
+    return [config.target, config.draft]
+
+
+def any_drafts(policies: Sequence[Policy]) -> bool:
+    """Whether any of the policies drafts."""
+    return any(widest_plan(policy).levels > 0 for policy in policies)
+
+
+def load_pair(
+    config: ServeConfig, paths: Sequence[Path], device: torch.device
+) -> tuple[ModelPair, PreTrainedTokenizerBase]:
+    """Load tokenizer and models.
+
+    Args:
+        config: the options.
+        paths: of the models that :func:`models_needed` names.
+        device: where they run.
+
+    Raises:
+        InputError: a path holds no model, or the vocabularies differ.
+    """
+    target_path, *draft_paths = paths
+    tokenizer = models.load_tokenizer(target_path)
     vocab_size = models.real_vocab_size(tokenizer)
     draft = None
-    if drafting and config.draft is not None:
-        models.require_same_tokens(tokenizer, models.load_tokenizer(config.draft))
-        draft = _load(config.draft, config, device, vocab_size, role="draft")
-    target = _load(config.target, config, device, vocab_size, role="target")
-    return ModelPair(target, draft, vocab_size, stop_tokens(target, tokenizer)), tokenizer
+    for path in draft_paths:
+        models.require_same_tokens(tokenizer, models.load_tokenizer(path))
+        draft = _load(path, config, device, vocab_size, role="draft")
+    target = _load(target_path, config, device, vocab_size, role="target")
+    pair = ModelPair(
+        target, draft, vocab_size, stop_tokens(target, tokenizer), looks_up=config.looks_up
+    )
+    return pair, tokenizer
 
 
 def _load(

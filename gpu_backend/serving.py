@@ -9,6 +9,7 @@ from echo_policies.api import DraftPlan, Policy
 from echo_policies.session import open_session, widest_plan
 from gpu_backend.batch_drafter import BatchDrafter, draft_rows
 from gpu_backend.engine import Engine, EngineOptions
+from gpu_backend.lookup_drafter import LookupDrafter
 from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving_drafter import NoDrafter, ServingDrafter
@@ -29,6 +30,8 @@ class ModelPair:
     """Real tokens; logits beyond are padding."""
     stops: frozenset[int]
     """Tokens that end an output."""
+    looks_up: bool = False
+    """Drafts are looked up in prompt and output; then no draft model is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def build_engine(
     """Build an engine with empty KV pools; nothing is computed.
 
     Args:
-        pair: the models. A policy that never drafts leaves the draft model out.
+        pair: the models. A policy that never drafts leaves the draft out.
         policy: calibrated.
         settings: batch, budget, lengths, sampling.
         clock: seconds; the device's by default.
@@ -105,6 +108,8 @@ def kept_nodes(policy: Policy, plan: DraftPlan, k_max: int, *, caps_all: bool) -
 
 
 def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> ServingDrafter:
+    if plan.levels > 0 and pair.looks_up:
+        return LookupDrafter(settings.num_slots, pair.vocab_size)
     if plan.levels == 0 or pair.draft is None:
         return NoDrafter()
     rows = draft_rows(plan)

@@ -22,6 +22,7 @@ from torch import Tensor
 from echo_policies.api import DraftPlan, Frontier, LayerView
 from echo_policies.forest import Forest, count_true
 from echo_policies.template import RankTemplate
+from traces.lookup_plans import lookup_objection
 from traces.schema import NO_SLOT, Trace
 
 SLOT_AXIS: Final = 2
@@ -181,11 +182,8 @@ class RecordedDrafter:
         limit = tables.chain_levels if plan.template is not None else tables.levels
         if plan.levels > limit:
             return f"drafts {plan.levels} levels, but the recording has {limit}; lower its levels"
-        if tables.chain_exists_CP is not None and not (plan.template is None or plan.is_chain):
-            return (
-                "verifies a fixed tree, but prompt lookup proposes only what it finds; "
-                "use a chain or a scored tree"
-            )
+        if tables.chain_exists_CP is not None and lookup_objection(plan) is not None:
+            return lookup_objection(plan)
         if plan.template is None and plan.top_k > tables.top_k:
             return (
                 f"reveals {plan.top_k} children per node, but the recording has {tables.top_k}; "

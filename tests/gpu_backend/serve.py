@@ -26,8 +26,14 @@ class Ticks:
 
 
 def make_pair(kind="qwen2", draft="different", stops=(), limit=256):
-    """A target, and a draft that is another model, nearly the same one, or the very same."""
+    """A target, and a draft that is another model, nearly the same one, the very same, or none.
+
+    ``lookup`` is none: drafts are looked up.
+    """
     target = tiny_model(kind, seed=1, limit=limit)
+    if draft == "lookup":
+        prepare_draft(target, VOCAB)
+        return ModelPair(target, None, VOCAB, frozenset(stops), looks_up=True)
     drafter = tiny_model(kind, seed=2 if draft == "different" else 1, limit=limit)
     if draft == "close":
         disturb(drafter, 0.05)

@@ -1,5 +1,7 @@
 """Stops, limits, arrivals and aborts, at every place of an accepted block."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -162,6 +164,10 @@ def test_no_slot_leaks_over_random_arrivals_and_aborts(close, spec, num_requests
     lifecycle(close, spec, num_requests)
 
 
+def test_no_text_leaks_with_prompt_lookup():
+    lifecycle(make_pair(draft="lookup"), SHARED, 60)
+
+
 @pytest.mark.slow
 def test_no_slot_leaks_over_500_requests(close):
     lifecycle(close, SHARED, 500)
@@ -175,7 +181,7 @@ def lifecycle(pair, spec, num_requests):
     settings = ServeSettings(
         num_slots=4, k_max=10, max_tokens=16, sampling=GREEDY, prefill_chunk=5, pool_requests=3
     )
-    stopping = pair.__class__(pair.target, pair.draft, pair.vocab_size, stops)
+    stopping = replace(pair, stops=stops)
     engine = build_engine(stopping, calibrated(spec), settings, Ticks())
     aborted = set()
     coming = list(asked)

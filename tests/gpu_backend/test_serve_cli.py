@@ -4,13 +4,15 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from gpu_backend import capture, serve_run
+from gpu_backend import capture, serve_defaults, serve_run, serve_start
 from gpu_backend.cli import app
+from gpu_backend.sources.locate import LocatedModel
 from tests.gpu_backend.tiny import save_model, tiny_tokenizer, write_prompts
 
 
@@ -125,11 +127,12 @@ def error_of(arguments):
 
 
 def test_errors_are_one_sentence(pair, tmp_path):
-    assert "needs --target PATH and --prompts" in error_of(["--policy", "echo"])
     said = error_of([*pair, "--policy", "echo"])
     assert "calibration takes 8 prompts that are not evaluated, but there are 4 in all" in said
     chain = ["--policy", "chain"]
-    assert "give --draft" in error_of([*pair[:2], *pair[4:], *chain])
+    fixed = [*pair[:2], *pair[4:], "--policy", "static", "--draft", "prompt-lookup"]
+    assert "'static' verifies a fixed tree, but prompt lookup proposes only" in error_of(fixed)
+    assert "No model or path named 'smol-lm'" in error_of([*pair, *chain, "--draft", "smol-lm"])
     assert "repetition_penalty must be 1" in error_of([*pair, *chain, "--repetition-penalty", "2"])
     assert "top_p: " in error_of([*pair, *chain, "--top-p", "0"])
     assert "No policy named 'chian'" in error_of([*pair, "--policy", "chian"])
@@ -165,9 +168,43 @@ def test_parity_says_what_it_compared(pair, monkeypatch):
     result = CliRunner().invoke(app, [*arguments, *near])
     assert result.exit_code == 1
     assert "DIFFERS at step 0, slot 0, accepted tokens" in result.output
-    result = CliRunner().invoke(app, ["parity", "--policy", "chain"])
-    assert result.exit_code == 2
-    assert "needs --target, --draft and --prompts" in result.output
+    lookup = ["--draft", "prompt-lookup", "--policy", "eagle3:levels=2,top_k=2,nodes=3"]
+    monkeypatch.undo()
+    result = CliRunner().invoke(app, [*arguments[:-2], *lookup])
+    assert result.exit_code == 0, result.output
+    assert "replay takes every decision the same way" in result.output
+
+
+def test_a_policy_is_enough(pair, tmp_path, monkeypatch):
+    """`run_gpu --policy echo`: the bundled prompts, prompt lookup, gates fitted in the warm-up."""
+    asked = []
+
+    def locate(*names):
+        asked.extend(names)
+        return [LocatedModel(Path(pair[1]), "Tiny/Model", "cache")]
+
+    monkeypatch.setattr(serve_start, "locate_models", locate)
+    out = tmp_path / "run.json"
+    spoken = write_prompts(tmp_path / "words.jsonl", 12)
+    monkeypatch.setattr(serve_defaults, "PROMPTS", spoken)  # the tiny vocabulary knows no English
+    result = CliRunner().invoke(app, ["--policy", "echo", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert asked == ["smollm2-135m"]
+    said = result.output.splitlines()[0]
+    assert said.startswith("defaults  --target smollm2-135m, --draft prompt-lookup, the bundled")
+    assert "models    target Tiny/Model, draft prompt lookup; float32" in result.output
+    assert "of 4 prompts that are not evaluated" in result.output
+    content = json.loads(out.read_text())
+    assert content["num_requests"] == 8
+    assert content["config"]["batch_size"] == 4
+    assert content["config"]["max_new_tokens"] == 64
+    assert content["rows"][1]["same_outputs"] == 8
+
+
+def test_bundled_prompts_can_be_read():
+    lines = [json.loads(line) for line in serve_defaults.PROMPTS.read_text().splitlines()]
+    assert len({line["question_id"] for line in lines}) == len(lines) == 12
+    assert all(len(line["turns"]) == 1 and line["turns"][0].strip() for line in lines)
 
 
 def test_help_needs_no_models():

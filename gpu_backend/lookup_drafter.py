@@ -1,0 +1,149 @@
+"""Prompt lookup for a whole batch: candidates are what followed the same words earlier.
+
+No model runs, and nothing is kept but an index of every request's text, which is its prompt and
+its output up to the root of the draft. Where a context has not occurred before, nothing is
+proposed: chains end, trees have fewer candidates.
+
+Shape letters: B slots of the batch, F expanded nodes of a layer, W candidates of a layer,
+N candidates of all layers, k children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from echo_policies.api import DraftPlan, Frontier, LayerView
+from gpu_backend.candidates import Candidates, Children, candidates
+from gpu_backend.prompt_lookup import ContextIndex
+from gpu_backend.ragged_model import Extension
+from traces.lookup_plans import lookup_objection
+
+IntArray = npt.NDArray[np.int64]
+
+Branch = tuple[int, ...]
+"""Tokens from a root, which is not among them, down to a node."""
+
+
+class LookupDrafter:
+    """Drafts for every slot of a batch from its own text.
+
+    Log-probabilities are rounded to float16 before they are added, as recordings have them, and
+    children stand in the order of :class:`gpu_backend.prompt_lookup.Followers`.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        """Start without requests.
+
+        Args:
+            num_slots: slots of the batch, B.
+            vocab_size: real tokens, over which an entropy is spread.
+        """
+        self._vocab_size = vocab_size
+        self._texts: list[ContextIndex | None] = [None] * num_slots
+        self._plan = DraftPlan(levels=0)
+        self._branch_BF: list[list[Branch]] = []
+        """Branches of the newest expanded nodes; any where nothing was expanded."""
+        self._place_BW = np.zeros((num_slots, 0), dtype=np.int64)
+        """Which of these nodes each candidate of the newest layer is a child of."""
+        self.token_layers: list[IntArray] = []
+        """Token ids [B, W] of the candidates of every depth of this step."""
+        self.revealed: list[tuple[Children, Frontier | None]] = []
+        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
+
+    @property
+    def signals(self) -> frozenset[str]:
+        """Ranks, path log-probabilities and entropies."""
+        return frozenset({"ranks", "path_logp", "entropy"})
+
+    def objection(self, plan: DraftPlan) -> str | None:
+        """Refuse fixed trees other than chains."""
+        return lookup_objection(plan)
+
+    def require_room(self, num_tokens: int) -> None:
+        """Refuses nothing: a text is as long as it is."""
+
+    def admit(self, slot: int, num_tokens: int) -> bool:
+        """Start an empty text."""
+        del num_tokens
+        self._texts[slot] = ContextIndex()
+        return True
+
+    def read(self, chunks: Sequence[Extension]) -> None:
+        """Index prompt tokens."""
+        for chunk in chunks:
+            self._text(chunk.key).extend(chunk.tokens)
+
+    def commit(self, slot: int, tokens: Sequence[int]) -> None:
+        """Index emitted tokens."""
+        self._text(slot).extend(tokens)
+
+    def release(self, slot: int) -> None:
+        """Forget a text."""
+        self._texts[slot] = None
+
+    def check_integrity(self, slots: Sequence[int]) -> None:
+        """Check that exactly these requests have a text."""
+        held = {slot for slot, text in enumerate(self._texts) if text is not None}
+        assert held == set(slots), "a text of a request that has left, or none of one served"
+
+    def tokens(self) -> IntArray:
+        """Token ids [B, N] of the step's candidates."""
+        return np.concatenate(self.token_layers, axis=1)
+
+    def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
+        """Look up what follows each text."""
+        self._plan, self.token_layers, self.revealed = plan, [], []
+        self._branch_BF = [[()] for _ in self._texts]
+        children = self._look_up(drafting_B[:, None])
+        self.revealed.append((children, None))
+        return self._keep(candidates(plan, children, None, None))
+
+    def expand(self, layer: LayerView, frontier: Frontier) -> LayerView:
+        """Look up what follows the texts with the frontier's branches behind them."""
+        index_BF = frontier.index_BF.cpu().numpy()
+        parent_BF = np.take_along_axis(self._place_BW, index_BF, axis=1)
+        token_BF = np.take_along_axis(self.token_layers[-1], index_BF, axis=1)
+        self._branch_BF = [
+            [(*above[parent], token) for parent, token in zip(parents, tokens, strict=True)]
+            for above, parents, tokens in zip(
+                self._branch_BF, parent_BF.tolist(), token_BF.tolist(), strict=True
+            )
+        ]
+        children = self._look_up(frontier.mask_BF)
+        self.revealed.append((children, frontier))
+        return self._keep(candidates(self._plan, children, layer, frontier))
+
+    def _text(self, slot: int) -> ContextIndex:
+        text = self._texts[slot]
+        assert text is not None, f"slot {slot} is idle"
+        return text
+
+    def _look_up(self, mask_BF: Tensor) -> Children:
+        """Children of the newest expanded nodes."""
+        shape, top_k = tuple(mask_BF.shape), self._plan.top_k
+        token_BFk = np.zeros((*shape, top_k), dtype=np.int64)
+        logp_BFk = np.full((*shape, top_k), -np.inf, dtype=np.float16)
+        entropy_BF = np.zeros(shape, dtype=np.float16)
+        for slot, place in np.argwhere(mask_BF.cpu().numpy()).tolist():
+            found = self._text(slot).followers(self._branch_BF[slot][place])
+            count = min(top_k, len(found.tokens))
+            token_BFk[slot, place, :count] = found.tokens[:count]
+            logp_BFk[slot, place, :count] = found.log_probs[:count]
+            entropy_BF[slot, place] = found.entropy(self._vocab_size)
+        device = mask_BF.device
+        return Children(
+            torch.from_numpy(token_BFk).to(device),
+            torch.from_numpy(logp_BFk).to(device).float(),
+            torch.from_numpy(entropy_BF).to(device).float(),
+        )
+
+    def _keep(self, layer: Candidates) -> LayerView:
+        """Remember what only the drafter knows of a layer."""
+        self.token_layers.append(layer.token_BW.cpu().numpy())
+        self._place_BW = layer.place_BW.cpu().numpy()
+        return layer.view
