@@ -134,9 +134,8 @@ def _check(recording: Trace, spec: SyntheticSpec, requests: int, positions: int)
         )
     tasks = {info.task for info in header.requests}
     for published in spec.sets:
-        for task in published.sources:
-            if task not in tasks:
-                raise UnknownNameError("data set of the recording", task, tasks)
+        if published.task not in tasks:
+            raise UnknownNameError("data set of the recording", published.task, tasks)
 
 
 def _pool(
@@ -148,7 +147,7 @@ def _pool(
 ) -> list[tuple[int, Int]]:
     """Recorded request and its usable positions for each of ``count`` synthetic requests."""
     found = []
-    for q in (q for task in published.sources for q in recording.split(split, task)):
+    for q in recording.split(split, published.task):
         where = recording.positions(q)
         index = np.flatnonzero(usable_P[where]) + where.start
         if len(index) >= MIN_POSITIONS:
@@ -156,8 +155,7 @@ def _pool(
     if not found:
         raise InputError(
             f"recording {recording.header.name!r} must have a {split} request of "
-            f"{' or '.join(published.sources)} "
-            f"with {MIN_POSITIONS} positions whose output goes on for "
+            f"{published.task} with {MIN_POSITIONS} positions whose output goes on for "
             f"{recording.header.chain_levels} tokens; it has none. Record more requests, or longer "
             "outputs."
         )
