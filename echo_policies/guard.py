@@ -164,7 +164,7 @@ class Guard:
             raise
         except (Exception, SystemExit) as error:
             raise PolicyCrash(
-                self.policy.name, method, self.step, error, _line_of(error)
+                self.policy.name, method, self.step, error, _line_of(error, function)
             ) from error
 
     def _broken(self, rule: str, detail: str) -> NoReturn:
@@ -186,10 +186,12 @@ def _kind(value: object) -> str:
     return f"got {type(value).__name__}"
 
 
-def _line_of(error: BaseException) -> str:
-    """File and line in the policy: the deepest frame in the file that was called."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    if not frames:
-        return "?"
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
+def _line_of(error: BaseException, function: Callable[..., Any]) -> str:
+    """File and line in the policy: the deepest frame in the file of the method that was called.
+
+    Where the method is no Python function, the deepest frame of all.
+    """
+    code = getattr(function, "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if code is not None and f.filename == code.co_filename] or frames
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
