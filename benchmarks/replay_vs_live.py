@@ -70,6 +70,7 @@ def main() -> None:
     texts = _prompt_tokens(trace, options.prompts, models.load_tokenizer(options.draft))
     draft = models.load_model(options.draft, trace.header.draft.dtype)
     prepare_draft(draft, trace.header.vocab_size)
+    tables = replay_tables(trace)
     tallies = {policy.name: Tally() for policy in policies}
     evaluated = [q for q in trace.split("evaluation") if q in texts]
     share = -(-options.positions // len(evaluated))
@@ -86,10 +87,15 @@ def main() -> None:
                 chosen,
                 policy,
                 DraftModelDrafter(trie, output),
+                RecordedDrafter(tables),
                 options.k_per_request,
                 tallies[policy.name],
             )
         print(f"{_label(trace, request)}: {len(chosen)} positions", flush=True)
+    _print(tallies)
+
+
+def _print(tallies: dict[str, Tally]) -> None:
     for name, tally in tallies.items():
         positions, unrevealed, plans, accepted = tally.counts
         print(
@@ -139,12 +145,12 @@ def _compare(
     chosen: np.ndarray,
     policy: Policy,
     live: DraftModelDrafter,
+    played: RecordedDrafter,
     k_per_request: int,
     tally: Tally,
 ) -> None:
     position_B = torch.from_numpy(chosen)
     live.seek(position_B)
-    played = RecordedDrafter(replay_tables(trace))
     played.seek(position_B + trace.positions(request).start)
     remaining_B = trace.header.requests[request].max_new_tokens - 1 - position_B
     ctx = batch_context(remaining_B, k_per_request)
