@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,12 @@ def test_policies_do_not_look_at_values_on_the_host(folder):
 def test_nothing_but_tests_reads_what_does_not_ship():
     for path in SOURCES + sorted((ROOT / "benchmarks").glob("*.py")):
         assert "../shared" not in path.read_text(), path
+
+
+def test_no_file_names_a_folder_of_the_machine_it_was_written_on():
+    """Kind: a test or a page that works on one machine only."""
+    absolute = re.compile(r"""["'`]/(?:work|tmp|home|root|opt)/""")
+    for path in [*ROOT.rglob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        if ".venv" not in path.parts:
+            found = absolute.search(path.read_text())
+            assert found is None, f"{path}: {found and found[0]}"

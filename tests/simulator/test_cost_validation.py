@@ -1,10 +1,7 @@
 """The model against published measurements of real engines, as shipped and cross-validated.
 
-The data is outside the repository: ``$ECHO_SHARED`` or ``../shared``.
+The data is outside the repository (`tests.simulator.outside`).
 """
-
-import os
-from pathlib import Path
 
 import pytest
 
@@ -15,17 +12,14 @@ from simulator.cost.host import ENGINES
 from simulator.cost.parameters import FITTED_NAMES, NEUTRAL
 from simulator.cost.predict import predict_all, without_flags
 from simulator.cost.stepfile import read_steps
+from tests.simulator.outside import STEP_TIMES
 
-ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("ECHO_SHARED", ROOT.parent / "shared"))
-TABLE = SHARED / "data" / "validation" / "step_times_dev.csv"
-
-pytestmark = pytest.mark.skipif(not TABLE.exists(), reason=f"{TABLE} is not there")
+pytestmark = pytest.mark.skipif(not STEP_TIMES.exists(), reason=f"{STEP_TIMES} is not there")
 
 
 @pytest.fixture(scope="module")
 def steps():
-    return without_flags(read_steps(TABLE, ENGINES))
+    return without_flags(read_steps(STEP_TIMES, ENGINES))
 
 
 def test_every_row_is_read(steps):

@@ -1,7 +1,6 @@
 """The affine cost model: recovered from rows that obey it, honest about rows that do not."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from simulator.cost.protocol import StepCosts, marginal_verify_s
 from simulator.cost.step_group import StepGroup, select_rows
 from simulator.cost.step_rows import StepRow, read_step_rows
 from tests.simulator.fake_costs import LineCosts
+from tests.simulator.outside import STEP_TIMES
 
-DEV = Path("/work/shared/data/validation/step_times_dev.csv")
 LAW = (6.0, 0.02, 4e-5)
 POINTS = [(b, t, c) for b in (1, 8, 64) for t in (1, 4) for c in (256, 4096)]
 
@@ -144,9 +143,9 @@ def test_knee_of_a_line_that_does_not_rise_is_the_search_limit():
     assert costs.knee_k_max(8, 1024) == 8192 - 8
 
 
-@pytest.mark.skipif(not DEV.exists(), reason="needs the shared data")
+@pytest.mark.skipif(not STEP_TIMES.exists(), reason="needs the shared data")
 def test_an_engine_of_the_development_rows():
-    chosen = select_rows(read_step_rows(DEV), "llama-3.1-8b", 1, engine="trtllm")
+    chosen = select_rows(read_step_rows(STEP_TIMES), "llama-3.1-8b", 1, engine="trtllm")
     costs = build_affine_costs(chosen, build_cost_model("llama-3.1-8b", "h100", 1))
     assert costs.law.num_rows == 6
     assert costs.law.median_error < 0.1

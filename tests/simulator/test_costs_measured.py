@@ -2,7 +2,6 @@
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,8 +15,8 @@ from simulator.cost.protocol import StepCosts, marginal_verify_s
 from simulator.cost.step_group import select_rows
 from simulator.cost.step_rows import read_step_rows
 from tests.simulator.fake_costs import LineCosts
+from tests.simulator.outside import STEP_TIMES
 
-DEV = Path("/work/shared/data/validation/step_times_dev.csv")
 HEADER = "model,tp,batch,context,tokens,ms"
 BATCHES, TOKENS, CONTEXTS = (1, 4, 16), (1, 2, 8, 32), (256, 1024, 4096)
 
@@ -181,10 +180,10 @@ def test_microseconds_for_milliseconds_are_found_by_the_computed_model(write):
         measured(write(lines))
 
 
-@pytest.mark.skipif(not DEV.exists(), reason="needs the shared data")
+@pytest.mark.skipif(not STEP_TIMES.exists(), reason="needs the shared data")
 def test_the_development_rows_of_an_engine_are_returned():
-    rows = read_step_rows(DEV)
-    with DEV.open(newline="") as file:
+    rows = read_step_rows(STEP_TIMES)
+    with STEP_TIMES.open(newline="") as file:
         assert len(rows) == len(list(csv.DictReader(file)))
     group = select_rows(rows, "llama-3.1-8b", 4, engine="trtllm")
     costs = build_measured_costs(group, build_cost_model("llama-3.1-8b", "h100", 4))
