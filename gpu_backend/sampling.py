@@ -16,6 +16,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
+from gpu_backend.scoring import ranked_top_k
+
 # Multipliers and shifts of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit numbers.
 _GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
 _MIX: Final = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
@@ -64,11 +66,18 @@ def choose(logits_NV: Tensor, seed_N: Tensor, position_N: Tensor, sampling: Samp
     if sampling.is_greedy:
         # argmax is documented to return the first of equal maxima.
         return logits_NV.argmax(dim=1)
-    scaled = logits_NV.double() / sampling.temperature
-    if sampling.top_k or sampling.top_p < 1:
-        scaled = scaled.masked_fill(~_allowed(scaled, sampling), -torch.inf)
-    tokens_V = torch.arange(scaled.shape[1], device=scaled.device)
-    return (scaled + gumbel(seed_N[:, None], position_N[:, None], tokens_V)).argmax(dim=1)
+    scaled_NV = logits_NV.double() / sampling.temperature
+    tokens = torch.arange(scaled_NV.shape[1], device=scaled_NV.device).expand_as(scaled_NV)
+    scaled = scaled_NV
+    if sampling.top_k:
+        # Noise and nucleus only of what can be drawn: a vocabulary is a thousand times larger.
+        scaled, tokens = ranked_top_k(scaled_NV, sampling.top_k)
+    elif sampling.top_p < 1:
+        scaled, tokens = torch.sort(scaled_NV, dim=1, descending=True, stable=True)
+    if sampling.top_p < 1:
+        scaled = scaled.masked_fill(~_nucleus(scaled, sampling.top_p), -torch.inf)
+    noisy = scaled + gumbel(seed_N[:, None], position_N[:, None], tokens)
+    return tokens.gather(1, noisy.argmax(dim=1, keepdim=True))[:, 0]
 
 
 def gumbel(seed: Tensor, position: Tensor, token: Tensor) -> Tensor:
@@ -102,14 +111,9 @@ def _logical_shift(value: Tensor, bits: int) -> Tensor:
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _allowed(scaled_NV: Tensor, sampling: Sampling) -> Tensor:
-    """bool [N, V]: tokens that may be drawn, by (logit descending, token id ascending)."""
-    ordered, index = torch.sort(scaled_NV, dim=1, descending=True, stable=True)
-    allowed = torch.ones_like(ordered, dtype=torch.bool)
-    if sampling.top_k:
-        allowed[:, sampling.top_k :] = False
-    if sampling.top_p < 1:
-        mass = torch.softmax(ordered.masked_fill(~allowed, -torch.inf), dim=1)
-        allowed &= mass.cumsum(dim=1) - mass < sampling.top_p
-        allowed[:, 0] = True
-    return torch.zeros_like(allowed).scatter_(1, index, allowed)
+def _nucleus(ordered_NK: Tensor, top_p: float) -> Tensor:
+    """bool [N, K]: the first tokens that together have the mass, the best one always."""
+    mass_NK = torch.softmax(ordered_NK, dim=1)
+    is_in = mass_NK.cumsum(dim=1) - mass_NK < top_p
+    is_in[:, 0] = True
+    return is_in
