@@ -1,0 +1,1 @@
+"""Training an EAGLE-3 head from what its target says of its own accord."""
