@@ -81,6 +81,10 @@ class Eagle3Head(nn.Module):
                 setattr(self.self_attn, name, nn.Identity())
         self.post_attention_layernorm = norm()
         self.mlp: nn.Module = Qwen3MLP(layer)  # type: ignore[no-untyped-call]
+        if config.mlp_bias:
+            for name, old in list(self.mlp.named_children()):
+                if isinstance(old, nn.Linear):
+                    setattr(self.mlp, name, nn.Linear(old.in_features, old.out_features))
         self.norm = norm()
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
         self.rotary_emb = Qwen3RotaryEmbedding(layer)
