@@ -14,6 +14,7 @@ from gpu_backend.models_cli import MODEL_HELP, locate_models
 from gpu_backend.parity_cli import parity
 from gpu_backend.prompt_lookup import PROMPT_LOOKUP
 from gpu_backend.serve_cli import serve
+from gpu_backend.train_head import train_head
 
 app = typer.Typer(
     name="run_gpu",
@@ -32,6 +33,7 @@ def main() -> None:
 
 app.callback(invoke_without_command=True)(serve)
 app.command("parity")(parity)
+app.command("train-head")(train_head)
 
 
 @app.command()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from dataclasses import fields
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from echo_policies.errors import InputError
 from gpu_backend.greedy import TargetOutput
+from gpu_backend.job_folder import claim_folder
 from gpu_backend.recorder import RequestArrays
 from traces.store import write_whole
 
@@ -30,11 +28,9 @@ class PartStore:
     """
 
     def __init__(self, out: Path, job: dict[str, object]) -> None:
-        """Keep the folder's name and the job's fingerprint; :meth:`open` touches the disk."""
+        """Keep the folder's name and the job; :meth:`open` touches the disk."""
         self.folder = out.with_name(out.name + ".parts")
-        self._out = out
-        text = json.dumps(job, sort_keys=True)
-        self._fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        self._job = job
 
     def open(self) -> None:
         """Create the folder, or check that its pieces belong to this job.
@@ -42,17 +38,12 @@ class PartStore:
         Raises:
             InputError: the folder cannot be made, or its pieces belong to another job.
         """
-        if not self._out.parent.is_dir():
-            raise InputError(f"--out: the folder {self._out.parent} does not exist; create it.")
-        self.folder.mkdir(exist_ok=True)
-        marker = self.folder / "job"
-        if not marker.exists():
-            write_whole(marker, self._fingerprint.encode())
-        elif marker.read_text() != self._fingerprint:
-            raise InputError(
-                f"{self.folder} holds parts of a recording with other models, prompts or settings; "
-                "repeat that command, or remove the folder, or give another --out."
-            )
+        claim_folder(
+            self.folder,
+            self._job,
+            "parts of a recording with other models, prompts or settings",
+            "repeat that command, or remove the folder, or give another --out",
+        )
 
     def load_outputs(self, turn: int, first: int) -> list[TargetOutput] | None:
         """Outputs of the batch of a turn that starts at prompt ``first``; None if missing."""

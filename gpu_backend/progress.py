@@ -19,6 +19,9 @@ from rich.progress import (
 _STAGES: Final = {
     "target": ("target output", "requests"),
     "draft": ("draft trees", "positions"),
+    "dialogues": ("dialogues", "dialogues"),
+    "features": ("target features", "dialogues"),
+    "training": ("training", "tokens"),
 }
 
 

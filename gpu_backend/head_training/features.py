@@ -35,6 +35,11 @@ class Example:
     """int64: the token that the target thinks most likely to come next."""
     answer_start: int
 
+    @property
+    def num_answer_tokens(self) -> int:
+        """Tokens of the answer."""
+        return len(self.tokens_T) - self.answer_start
+
 
 @torch.inference_mode()
 def read_features(

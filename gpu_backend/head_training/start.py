@@ -6,7 +6,7 @@ Shape letters: V vocabulary, D draft vocabulary, h hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,19 @@ from gpu_backend.head_training.unroll import ATTENTION_NAME, register_unrolled_a
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_PROJECTIONS: Final = ("q", "k", "v")
+
+_COPIED: Final = (
+    "self_attn.o_proj.weight",
+    "post_attention_layernorm.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+)
+
+_SMALL: Final = 0.02
+"""Standard deviation of initial weights that are not copied."""
 
 
 def taps_of(target: PreTrainedModel) -> tuple[int, int, int]:
@@ -82,7 +95,9 @@ def new_head(config: HeadConfig, target: PreTrainedModel, token_ids_D: Tensor) -
         : config.vocab_size
     ]
     output = target.get_output_embeddings().weight.detach()  # type: ignore[no-untyped-call]
-    head.embed_tokens.weight = nn.Parameter(embedding.float(), requires_grad=False)
+    head.embed_tokens.weight = nn.Parameter(
+        embedding[: config.vocab_size].float(), requires_grad=False
+    )
     head.lm_head.weight = nn.Parameter(output[token_ids_D].float(), requires_grad=False)
     _start_from_last_layer(head, target)
     return head
@@ -90,20 +105,24 @@ def new_head(config: HeadConfig, target: PreTrainedModel, token_ids_D: Tensor) -
 
 @torch.no_grad()
 def _start_from_last_layer(head: Eagle3Head, target: PreTrainedModel) -> None:
+    """Copy what fits; layers that are made otherwise leave the initial values as they are."""
     decoder: Any = target.get_decoder()  # type: ignore[no-untyped-call]
-    ours: Any = head
-    layer, size = decoder.layers[-1], head.config.hidden_size
-    for name in ("q_proj", "k_proj", "v_proj"):
-        wide, narrow = getattr(ours.self_attn, name), getattr(layer.self_attn, name)
-        wide.weight.normal_(std=0.02)
-        wide.weight[:, size:] = narrow.weight
-    ours.self_attn.o_proj.weight.copy_(layer.self_attn.o_proj.weight)
-    ours.mlp.load_state_dict(layer.mlp.state_dict())
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        getattr(ours, name).weight.copy_(getattr(layer, name).weight)
-    ours.hidden_norm.weight.copy_(layer.input_layernorm.weight)
-    ours.input_layernorm.weight.fill_(1.0)
-    ours.norm.weight.copy_(decoder.norm.weight)
+    size = head.config.hidden_size
+    theirs = {name: parameter.data for name, parameter in decoder.layers[-1].named_parameters()}
+    ours = {name: parameter.data for name, parameter in head.named_parameters()}
+    for name in _PROJECTIONS:
+        wide = ours[f"self_attn.{name}_proj.weight"]
+        wide.normal_(std=_SMALL)
+        _copy(theirs.get(f"self_attn.{name}_proj.weight"), wide[:, size:])
+    for name in _COPIED:
+        _copy(theirs.get(name), ours[name])
+    _copy(theirs.get("input_layernorm.weight"), ours["hidden_norm.weight"])
+    _copy(decoder.norm.weight, ours["norm.weight"])
     # The late feature passes through; the others come in as training finds use for them.
-    head.fc.weight.normal_(std=0.002)
-    head.fc.weight[:, -size:] += torch.eye(size)
+    ours["fc.weight"].normal_(std=_SMALL / 10)
+    ours["fc.weight"][:, -size:] += torch.eye(size)
+
+
+def _copy(source: Tensor | None, to: Tensor) -> None:
+    if source is not None and source.shape == to.shape:
+        to.copy_(source)
