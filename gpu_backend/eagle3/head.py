@@ -90,6 +90,15 @@ class Eagle3Head(nn.Module):
         self.rotary_emb = Qwen3RotaryEmbedding(layer)
         self.register_buffer("token_ids", torch.arange(config.draft_vocab_size), persistent=False)
 
+    def reset_buffers(self, token_ids_D: Tensor) -> None:
+        """Say which tokens the head proposes, and compute the rotary frequencies on their device.
+
+        A head that was made without storage has no buffers until then.
+        """
+        self.token_ids = token_ids_D
+        rotary = type(self.rotary_emb)(self.config.layer_config)
+        self.rotary_emb = rotary.to(token_ids_D.device)
+
     def fuse(self, features_RF: Tensor) -> Tensor:
         """Hidden states [..., R, h] of target features, taps side by side in ascending order."""
         if self.input_norm is not None:

@@ -29,7 +29,7 @@ _LAYER_PARTS: Final = (
 )
 _MAPS: Final = {"d2t": "d2t", "draft_id_to_target_id": "d2t", "t2d": "t2d"}
 # Copies of the target's own tensors that some trainers leave in the file.
-_IGNORED: Final = ("verifier_norm.", "verifier_lm_head.")
+_IGNORED: Final = "verifier_"
 
 
 @dataclass(frozen=True, slots=True)

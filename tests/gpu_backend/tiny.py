@@ -47,14 +47,13 @@ def tiny_model(kind="qwen2", seed=0, vocab=VOCAB, limit=256, **changes):
         vocab_size=vocab,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=limit,
         bos_token_id=0,
         eos_token_id=STOP,
         pad_token_id=0,
-        **changes,
+        **{"num_hidden_layers": 2, **changes},
     )
     torch.manual_seed(seed)
     model = model_class(config).eval()
