@@ -93,7 +93,8 @@ class DialogueWriter:
             InputError: the tokenizer has no chat template that tells where a turn begins and ends.
         """
         before, after = self._template()
-        openings = load_openings()
+        # Where a template begins with what the user says, there is nothing to go on from.
+        openings = [o for o in load_openings() if before or o.text]
         starts = [openings[number % len(openings)] for number in numbers]
         asks = [
             ServeRequest(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from echo_policies.errors import InputError
 from gpu_backend.eagle3.head import Eagle3Head
-from gpu_backend.eagle3.head_config import HeadConfig, default_taps
+from gpu_backend.eagle3.head_config import MIN_LAYERS, HeadConfig, default_taps
 from gpu_backend.head_training.features import Example
 from gpu_backend.head_training.unroll import ATTENTION_NAME, register_unrolled_attention
 
@@ -34,8 +35,18 @@ _SMALL: Final = 0.02
 
 
 def taps_of(target: PreTrainedModel) -> tuple[int, int, int]:
-    """Features that a head of this target takes."""
-    return default_taps(target.config.num_hidden_layers)
+    """Features that a head of this target takes.
+
+    Raises:
+        InputError: the target has too few layers for an early, a middle and a late one.
+    """
+    num_layers = target.config.num_hidden_layers
+    if num_layers < MIN_LAYERS:
+        raise InputError(
+            f"target: EAGLE-3 takes features of an early, a middle and a late layer, which needs "
+            f"at least {MIN_LAYERS} layers; this one has {num_layers}. Use a deeper target."
+        )
+    return default_taps(num_layers)
 
 
 def head_config(target: PreTrainedModel, vocab_size: int, draft_vocab: int) -> HeadConfig:

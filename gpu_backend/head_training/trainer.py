@@ -104,7 +104,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._learned, MAX_GRADIENT)
         self._optimiser.step()
-        return float(loss)
+        return float(loss.detach())
 
     def _goals(self, batch: Batch, *, answers: bool) -> Goals:
         with torch.no_grad():
