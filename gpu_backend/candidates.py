@@ -28,8 +28,21 @@ class Children:
     """float32 nats, rounded likewise; 0 where nothing was expanded."""
 
     @classmethod
-    def of(cls, logits_RV: Tensor | None, mask_BF: Tensor, top_k: int) -> Children:
-        """Score the rows, which are the True entries of ``mask_BF`` in order."""
+    def of(
+        cls,
+        logits_RV: Tensor | None,
+        mask_BF: Tensor,
+        top_k: int,
+        token_ids_V: Tensor | None = None,
+    ) -> Children:
+        """Score the rows, which are the True entries of ``mask_BF`` in order.
+
+        Args:
+            logits_RV: over the tokens that the draft can propose; None for no rows.
+            mask_BF: which nodes were expanded.
+            top_k: children per node.
+            token_ids_V: ids of these tokens, ascending; None if they are numbered by id.
+        """
         shape = (*mask_BF.shape, top_k)
         token_BFk = torch.zeros(shape, dtype=torch.int64, device=mask_BF.device)
         logp_BFk = torch.full(shape, -torch.inf, device=mask_BF.device)
@@ -37,6 +50,8 @@ class Children:
         if logits_RV is None:
             return cls(token_BFk, logp_BFk, entropy_BF)
         values, tokens = ranked_top_k(logits_RV, top_k)
+        if token_ids_V is not None:
+            tokens = token_ids_V[tokens]
         softmax = Softmax.of(logits_RV)
         missing = (0, top_k - tokens.shape[1])  # a small vocabulary has fewer children
         pad = torch.nn.functional.pad

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from echo_policies.api import Feedback, State, StepContext
 from echo_policies.session import Decision, Session
@@ -187,8 +188,8 @@ class Engine:
             room = None if room is None else room - len(tokens)
         if not chunks:
             return
-        logits = self._verifier.read(chunks)
-        self.drafter.read(chunks)
+        logits, features = self._verifier.read(chunks)
+        self.drafter.read(chunks, features)
         for chunk, logits_V in zip(chunks, logits, strict=True):
             held = self._batch.at(chunk.key)
             if held.num_read == len(held.request.prompt):
@@ -196,14 +197,17 @@ class Engine:
                 held.first_token_s = self._watch.now()
                 self._take(chunk.key, [token])
 
-    def _take(self, slot: int, tokens: list[int]) -> int:
-        """Emit tokens of a request, which may end with them; returns how many were emitted."""
+    def _take(self, slot: int, tokens: list[int], features: Tensor | None = None) -> int:
+        """Emit tokens of a request, which may end with them; returns how many were emitted.
+
+        ``features`` are the target's at the positions before the tokens, for drafters with taps.
+        """
         held = self._batch.at(slot)
         emitted = held.emit(tokens, self._options.stops)
         if held.finish_reason is not None:
             self._leave(slot, held.finish_reason)
         else:
-            self.drafter.commit(slot, tokens)
+            self.drafter.commit(slot, tokens, features)
         return emitted
 
     def _decode(self) -> None:
@@ -246,7 +250,8 @@ class Engine:
         for slot in slots:
             accepted = self._verifier.accepted[slot]
             self._verifier.commit(slot)
-            emitted_B[slot] = self._take(slot, accepted.tokens)
+            features = self._verifier.features.get(slot)
+            emitted_B[slot] = self._take(slot, accepted.tokens, features)
             accepted_B[slot] = min(accepted.num_drafts, emitted_B[slot])
         return emitted_B, accepted_B
 

@@ -36,6 +36,11 @@ class KvPool:
         # Zeros, because a slot that was never written may be multiplied by a weight of zero.
         self._layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
+    @property
+    def device(self) -> torch.device:
+        """Where keys and values are."""
+        return self._layers[0].device
+
     @classmethod
     def of(
         cls, config: PretrainedConfig, num_slots: int, dtype: torch.dtype, device: torch.device

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
-from gpu_backend.candidates import Candidates, Children, candidates
+from gpu_backend.candidates import Candidates, Children
+from gpu_backend.draft_step import DraftStep
 from gpu_backend.prompt_lookup import ContextIndex
 from gpu_backend.ragged_model import Extension
 from traces.lookup_plans import lookup_objection
@@ -36,6 +37,9 @@ class LookupDrafter:
     children stand in the order of :class:`gpu_backend.prompt_lookup.Followers`.
     """
 
+    taps: tuple[int, ...] = ()
+    """It reads no features of the target."""
+
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         """Start without requests.
 
@@ -45,20 +49,24 @@ class LookupDrafter:
         """
         self._vocab_size = vocab_size
         self._texts: list[ContextIndex | None] = [None] * num_slots
-        self._plan = DraftPlan(levels=0)
+        self.step = DraftStep(num_slots)
         self._branch_BF: list[list[Branch]] = []
         """Branches of the newest expanded nodes; any where nothing was expanded."""
-        self._place_BW = np.zeros((num_slots, 0), dtype=np.int64)
-        """Which of these nodes each candidate of the newest layer is a child of."""
-        self.token_layers: list[IntArray] = []
-        """Token ids [B, W] of the candidates of every depth of this step."""
-        self.revealed: list[tuple[Children, Frontier | None]] = []
-        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
 
     @property
     def signals(self) -> frozenset[str]:
         """Ranks, path log-probabilities and entropies."""
         return frozenset({"ranks", "path_logp", "entropy"})
+
+    @property
+    def token_layers(self) -> list[IntArray]:
+        """Token ids [B, W] of the candidates of every depth of this step."""
+        return self.step.token_layers
+
+    @property
+    def revealed(self) -> list[tuple[Children, Frontier | None]]:
+        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
+        return self.step.revealed
 
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse fixed trees other than chains."""
@@ -73,13 +81,15 @@ class LookupDrafter:
         self._texts[slot] = ContextIndex()
         return True
 
-    def read(self, chunks: Sequence[Extension]) -> None:
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
         """Index prompt tokens."""
+        del features
         for chunk in chunks:
             self._text(chunk.key).extend(chunk.tokens)
 
-    def commit(self, slot: int, tokens: Sequence[int]) -> None:
+    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Index emitted tokens."""
+        del features
         self._text(slot).extend(tokens)
 
     def release(self, slot: int) -> None:
@@ -93,20 +103,27 @@ class LookupDrafter:
 
     def tokens(self) -> IntArray:
         """Token ids [B, N] of the step's candidates."""
-        return np.concatenate(self.token_layers, axis=1)
+        return self.step.tokens()
 
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Look up what follows each text."""
-        self._plan, self.token_layers, self.revealed = plan, [], []
-        self._branch_BF = [[()] for _ in self._texts]
-        children = self._look_up(drafting_B[:, None])
-        self.revealed.append((children, None))
-        return self._keep(candidates(plan, children, None, None))
+        self.start(plan)
+        return self.step.reveal(self.look_up(drafting_B[:, None]))
 
     def expand(self, layer: LayerView, frontier: Frontier) -> LayerView:
         """Look up what follows the texts with the frontier's branches behind them."""
+        self.descend(frontier)
+        return self.step.reveal(self.look_up(frontier.mask_BF), layer, frontier)
+
+    def start(self, plan: DraftPlan) -> None:
+        """Start a step at the roots."""
+        self.step.start(plan)
+        self._branch_BF = [[()] for _ in self._texts]
+
+    def descend(self, frontier: Frontier) -> None:
+        """Go on to nodes of the newest layer, masked out or not."""
         index_BF = frontier.index_BF.cpu().numpy()
-        parent_BF = np.take_along_axis(self._place_BW, index_BF, axis=1)
+        parent_BF = self.step.parents(index_BF)
         token_BF = np.take_along_axis(self.token_layers[-1], index_BF, axis=1)
         self._branch_BF = [
             [(*above[parent], token) for parent, token in zip(parents, tokens, strict=True)]
@@ -114,18 +131,19 @@ class LookupDrafter:
                 self._branch_BF, parent_BF.tolist(), token_BF.tolist(), strict=True
             )
         ]
-        children = self._look_up(frontier.mask_BF)
-        self.revealed.append((children, frontier))
-        return self._keep(candidates(self._plan, children, layer, frontier))
+
+    def keep(self, layer: Candidates) -> LayerView:
+        """Remember what only the drafter knows of a layer."""
+        return self.step.keep(layer)
 
     def _text(self, slot: int) -> ContextIndex:
         text = self._texts[slot]
         assert text is not None, f"slot {slot} is idle"
         return text
 
-    def _look_up(self, mask_BF: Tensor) -> Children:
-        """Children of the newest expanded nodes."""
-        shape, top_k = tuple(mask_BF.shape), self._plan.top_k
+    def look_up(self, mask_BF: Tensor) -> Children:
+        """Children of these of the newest expanded nodes."""
+        shape, top_k = tuple(mask_BF.shape), self.step.plan.top_k
         token_BFk = np.zeros((*shape, top_k), dtype=np.int64)
         logp_BFk = np.full((*shape, top_k), -np.inf, dtype=np.float16)
         entropy_BF = np.zeros(shape, dtype=np.float16)
@@ -141,9 +159,3 @@ class LookupDrafter:
             torch.from_numpy(logp_BFk).to(device).float(),
             torch.from_numpy(entropy_BF).to(device).float(),
         )
-
-    def _keep(self, layer: Candidates) -> LayerView:
-        """Remember what only the drafter knows of a layer."""
-        self.token_layers.append(layer.token_BW.cpu().numpy())
-        self._place_BW = layer.place_BW.cpu().numpy()
-        return layer.view

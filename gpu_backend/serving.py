@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING
 
 from echo_policies.api import DraftPlan, Policy
 from echo_policies.session import open_session, widest_plan
-from gpu_backend.batch_drafter import BatchDrafter, draft_rows
+from gpu_backend.batch_drafter import BatchDrafter
+from gpu_backend.eagle3.drafter import EagleDrafter
+from gpu_backend.eagle3.ragged_head import RaggedHead
 from gpu_backend.engine import Engine, EngineOptions
 from gpu_backend.lookup_drafter import LookupDrafter
 from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving_drafter import NoDrafter, ServingDrafter
 from gpu_backend.stopwatch import Clock, Stopwatch, device_clock
+from gpu_backend.tree_drafter import draft_rows
 from gpu_backend.verifier import TargetVerifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from gpu_backend.eagle3.head import Eagle3Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class ModelPair:
     """Tokens that end an output."""
     looks_up: bool = False
     """Drafts are looked up in prompt and output; then no draft model is asked."""
+    head: Eagle3Head | None = None
+    """An EAGLE-3 head of the target, in the place of a draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,7 @@ def build_engine(
         vocab_size=pair.vocab_size,
         num_slots=_pool_slots(settings, tree_rows),
         role="target",
+        taps=drafter.taps,
     )
     return Engine(
         session,
@@ -110,9 +118,12 @@ def kept_nodes(policy: Policy, plan: DraftPlan, k_max: int, *, caps_all: bool) -
 def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> ServingDrafter:
     if plan.levels > 0 and pair.looks_up:
         return LookupDrafter(settings.num_slots, pair.vocab_size)
+    rows = draft_rows(plan)
+    if plan.levels > 0 and pair.head is not None:
+        head = RaggedHead(pair.head, num_slots=_pool_slots(settings, rows))
+        return EagleDrafter(head, settings.num_slots, tree_rows=rows)
     if plan.levels == 0 or pair.draft is None:
         return NoDrafter()
-    rows = draft_rows(plan)
     draft = RaggedModel(
         pair.draft,
         vocab_size=pair.vocab_size,

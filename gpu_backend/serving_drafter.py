@@ -16,6 +16,7 @@ from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
 from echo_policies.session import Drafter
+from gpu_backend.candidates import Children
 from gpu_backend.ragged_model import Extension
 
 
@@ -25,6 +26,21 @@ class ServingDrafter(Drafter, Protocol):
     A drafter may be any number of tokens behind when :meth:`begin` is called, the last committed
     token always among them; what it then reads is its own business.
     """
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Features of the target that it reads, by the layer whose input they are; ascending."""
+        ...
+
+    @property
+    def token_layers(self) -> list[npt.NDArray[np.int64]]:
+        """Token ids [B, W] of the candidates of every depth of this step."""
+        ...
+
+    @property
+    def revealed(self) -> list[tuple[Children, Frontier | None]]:
+        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
+        ...
 
     def require_room(self, num_tokens: int) -> None:
         """Refuse a request of so many tokens if it can never be served.
@@ -38,12 +54,25 @@ class ServingDrafter(Drafter, Protocol):
         """Make room for a request of so many tokens in all; False while there is none."""
         ...
 
-    def read(self, chunks: Sequence[Extension]) -> None:
-        """Take in prompt tokens; called before the request's first output token is known."""
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None) -> None:
+        """Take in prompt tokens; called before the request's first output token is known.
+
+        Args:
+            chunks: the tokens.
+            features: of each chunk's tokens, ``[tokens, taps * width]``; None without taps.
+        """
         ...
 
-    def commit(self, slot: int, tokens: Sequence[int]) -> None:
-        """Take in emitted tokens, at least one; the last of them is the root of the next draft."""
+    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
+        """Take in emitted tokens, at least one; the last of them is the root of the next draft.
+
+        Args:
+            slot: the request.
+            tokens: emitted since the last call.
+            features: of the positions that the target has run since then, ``[tokens, taps *
+                width]``: each token's predecessor. None without taps, and for the first output
+                token, as the prompt's features have come by :meth:`read`.
+        """
         ...
 
     def release(self, slot: int) -> None:
@@ -64,6 +93,12 @@ class NoDrafter:
 
     signals: frozenset[str] = frozenset({"ranks", "path_logp", "entropy"})
     """All of them, so that a policy is refused for what is missing: a draft model."""
+    taps: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        """Reveal nothing."""
+        self.token_layers: list[npt.NDArray[np.int64]] = []
+        self.revealed: list[tuple[Children, Frontier | None]] = []
 
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse every plan that drafts."""
@@ -77,10 +112,10 @@ class NoDrafter:
         del slot, num_tokens
         return True
 
-    def read(self, chunks: Sequence[Extension]) -> None:
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None) -> None:
         """Reads nothing."""
 
-    def commit(self, slot: int, tokens: Sequence[int]) -> None:
+    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
         """Keeps nothing."""
 
     def release(self, slot: int) -> None:

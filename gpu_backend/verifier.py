@@ -60,12 +60,21 @@ class TargetVerifier:
         self._roots: Sequence[Root] = ()
         self.accepted: dict[int, Accepted] = {}
         """Outcome of the last step by slot."""
+        self.features: dict[int, Tensor] = {}
+        """Of the rows that were accepted in it, by slot; empty where the target has no taps."""
 
-    def read(self, chunks: Sequence[Extension]) -> Tensor:
-        """Read prompt tokens; logits ``[chunks, V]`` after each chunk."""
-        logits = self.target.extend(chunks)
+    def read(self, chunks: Sequence[Extension]) -> tuple[Tensor, list[Tensor] | None]:
+        """Read prompt tokens.
+
+        Returns:
+            Logits ``[chunks, V]`` after each chunk, and features of every chunk's tokens; None
+            where the target has no taps.
+        """
+        logits, features = self.target.extend(chunks), self.target.features
         assert logits is not None
-        return logits
+        if features is None:
+            return logits, None
+        return logits, list(torch.split(features, [len(chunk.tokens) for chunk in chunks]))
 
     def first_token(self, logits_V: Tensor, slot: int, seed: int) -> int:
         """Draw the first output token from the logits behind a whole prompt."""
@@ -98,6 +107,12 @@ class TargetVerifier:
             self._sampling,
         )
         self.accepted = dict(zip(slots, outcome, strict=True))
+        if self.target.features is not None:
+            parts = torch.split(self.target.features, [tree.num_rows for tree in trees])
+            self.features = {
+                slot: part[self.accepted[slot].rows]
+                for slot, part in zip(slots, parts, strict=True)
+            }
         accepted_B = torch.zeros(len(keep), dtype=torch.int64)
         for slot, part in self.accepted.items():
             accepted_B[slot] = part.num_drafts

@@ -3,8 +3,8 @@
 import pytest
 
 from echo_policies.session import widest_plan
-from gpu_backend.batch_drafter import draft_rows
 from gpu_backend.serving import kept_nodes
+from gpu_backend.tree_drafter import draft_rows
 from tests.gpu_backend.serve import calibrated
 
 

@@ -106,4 +106,4 @@ def head_pair(head, target=None, stops=()):
     """A prepared target and a head that drafts for it."""
     target = target or tiny_target()
     prepare_draft(target, VOCAB)
-    return ModelPair(target, None, VOCAB, frozenset(stops))
+    return ModelPair(target, None, VOCAB, frozenset(stops), head=head)

@@ -1,0 +1,65 @@
+"""What every drafter remembers of the step in flight.
+
+Shape letters: B slots of the batch, F expanded nodes of a layer, W candidates of a layer,
+N candidates of all layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from echo_policies.api import DraftPlan, Frontier, LayerView
+from gpu_backend.candidates import Candidates, Children, candidates
+
+IntArray = npt.NDArray[np.int64]
+
+
+class DraftStep:
+    """A step's plan, its candidates' tokens, and what was revealed of whom.
+
+    Attributes:
+        plan: of the step.
+        token_layers: token ids [B, W] of the candidates of every depth.
+        revealed: children of the step's expansions, the roots' first, and which nodes were
+            expanded.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        """Start before the first step."""
+        self._num_slots = num_slots
+        self.start(DraftPlan(levels=0))
+
+    def start(self, plan: DraftPlan) -> None:
+        """Forget the step before."""
+        self.plan = plan
+        self.token_layers: list[IntArray] = []
+        self.revealed: list[tuple[Children, Frontier | None]] = []
+        self._place_BW = np.zeros((self._num_slots, 0), dtype=np.int64)
+
+    def reveal(
+        self, children: Children, layer: LayerView | None = None, frontier: Frontier | None = None
+    ) -> LayerView:
+        """Lay out the children of a frontier's nodes as the next depth, and remember them.
+
+        Args:
+            children: of the nodes, in the frontier's places.
+            layer: that the frontier is of; None for the roots' children.
+            frontier: the expanded nodes; None for the roots.
+        """
+        self.revealed.append((children, frontier))
+        return self.keep(candidates(self.plan, children, layer, frontier))
+
+    def keep(self, layer: Candidates) -> LayerView:
+        """Remember what only the drafter knows of a layer."""
+        self.token_layers.append(layer.token_BW.cpu().numpy())
+        self._place_BW = layer.place_BW.cpu().numpy()
+        return layer.view
+
+    def parents(self, index_BF: IntArray) -> IntArray:
+        """Which of the newest expanded nodes each of these candidates is a child of: [B, F]."""
+        return np.take_along_axis(self._place_BW, index_BF, axis=1)
+
+    def tokens(self) -> IntArray:
+        """Token ids [B, N] of the step's candidates."""
+        return np.concatenate(self.token_layers, axis=1)

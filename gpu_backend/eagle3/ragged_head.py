@@ -1,0 +1,125 @@
+"""A head over the pairs of many requests: one flattened forward, keys and values in a pool.
+
+Shape letters: R rows of all requests, n rows of one request, F features side by side, h hidden
+size, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_backend.eagle3.head import Eagle3Head
+from gpu_backend.kv_pool import KvPool
+from gpu_backend.kv_slots import SlotTable
+from gpu_backend.ragged_pool import Branches, IntArray, PlacedRows, RaggedPool
+
+
+@dataclass(frozen=True, slots=True)
+class PairRun:
+    """Pairs that continue one request's sequence, at least one."""
+
+    key: int
+    tokens: Sequence[int]
+    """Each the token after its feature's."""
+    features_nF: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """What the head says of some rows."""
+
+    logits_RD: Tensor
+    fed_Rh: Tensor
+    """What the rows' children take in the place of features."""
+
+
+class RaggedHead:
+    """A head whose attention is :mod:`gpu_backend.attention`'s, over a pool of one layer.
+
+    Its sequences are of pairs: the pair at position t is the target's feature there and the token
+    after it, so a sequence is one shorter than the text. Requests must have reserved their slots
+    in :attr:`table`.
+    """
+
+    def __init__(self, head: Eagle3Head, *, num_slots: int, pads: bool | None = None) -> None:
+        """Allocate the pool; nothing is computed.
+
+        Args:
+            head: in evaluation mode, made for tree attention.
+            num_slots: pairs of all requests, tree rows included, that the pool holds.
+            pads: see :class:`gpu_backend.ragged_pool.RaggedPool`.
+        """
+        # Linear layers may hold wider weights than the head computes with; norms do not.
+        weight = next(head.norm.parameters())
+        pool = KvPool.of(head.config.layer_config, num_slots, weight.dtype, weight.device)
+        self._head = head
+        self._places = RaggedPool(pool, num_slots, role="draft", pads=pads)
+
+    @property
+    def table(self) -> SlotTable:
+        """Which slots each request owns."""
+        return self._places.table
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Features of the target that it takes."""
+        return self._head.config.taps
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int64 [D]: ids of the tokens that it proposes, ascending."""
+        return self._head.token_ids
+
+    def require_room(self, num_tokens: int, tree_rows: int) -> None:
+        """Refuse a request that the pool cannot hold; positions do not end.
+
+        Raises:
+            InputError: naming the limit and what the request needs.
+        """
+        self._places.require_room(num_tokens, tree_rows)
+
+    @torch.inference_mode()
+    def extend(self, runs: Sequence[PairRun], *, scores: bool = True) -> HeadRows | None:
+        """Append pairs to sequences.
+
+        Returns:
+            What is said of each request's last pair; None unless ``scores``.
+        """
+        keys, counts = [run.key for run in runs], [len(run.tokens) for run in runs]
+        placed = self._places.continuing(keys, counts)
+        tokens = np.concatenate([np.asarray(run.tokens, dtype=np.int64) for run in runs])
+        hidden_Rh = self._head.fuse(torch.cat([run.features_nF for run in runs]))
+        said = self._forward(tokens, hidden_Rh, placed, placed.last if scores else placed.last[:0])
+        self._places.commit(keys, counts)
+        return said if scores else None
+
+    @torch.inference_mode()
+    def branch(self, requests: Sequence[Branches], fed_Rh: Tensor) -> HeadRows:
+        """Run tree rows of some requests, ragged.
+
+        Args:
+            requests: the rows.
+            fed_Rh: what the head said of each row's parent.
+        """
+        placed = self._places.branching(requests)
+        tokens = np.concatenate([request.tokens_n for request in requests])
+        return self._forward(tokens, fed_Rh, placed, np.arange(len(tokens)))
+
+    def _forward(
+        self, tokens_R: IntArray, hidden_Rh: Tensor, placed: PlacedRows, kept: IntArray
+    ) -> HeadRows:
+        tensor = self._places.tensor
+        out = self._head(
+            tensor(tokens_R)[None],
+            hidden_Rh[None],
+            tensor(placed.position_R)[None],
+            attention_mask=None,
+            tree_rows=placed.rows,
+        )
+        rows = tensor(kept)
+        return HeadRows(self._head.logits(out.normed[0, rows]), out.fed[0, rows])
