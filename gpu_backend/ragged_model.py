@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from echo_policies.errors import InputError
+from gpu_backend.attention import AttentionRows
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
 from gpu_backend.models import context_limit
 from gpu_backend.ragged_rows import RaggedRows
-from gpu_backend.sequence_pass import ByRequest, Padded
+from gpu_backend.sequence_pass import Padded
+from gpu_backend.sight import Sight
+from gpu_backend.window_rows import WindowRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,6 +70,7 @@ class RaggedModel:
         vocab_size: int,
         num_slots: int,
         role: str = "target",
+        block: int | None = None,
         pads: bool | None = None,
     ) -> None:
         """Allocate the pool; nothing is computed.
@@ -76,15 +80,17 @@ class RaggedModel:
             vocab_size: real tokens, V; logits beyond are padding and are cut off.
             num_slots: tokens of all requests, tree rows included, that the pool holds.
             role: what messages call the model.
-            pads: lay requests out to the longest, instead of one product for each; by default on
-                a GPU.
+            block: slots of the largest request, for a layout that several can be read from at once.
+            pads: gather what requests see and lay it out to the longest, instead of reading it in
+                place; by default on a GPU.
         """
-        self.table = SlotTable(num_slots)
+        self.table = SlotTable(num_slots, block)
         self.vocab_size = vocab_size
         self._role = role
         self._pads = model.device.type == "cuda" if pads is None else pads
         self._model = model
         self._pool = KvPool.of(model.config, num_slots, model.dtype, model.device)
+        self._query_heads = model.config.num_attention_heads // self._pool.num_heads
 
     @property
     def device(self) -> torch.device:
@@ -115,64 +121,83 @@ class RaggedModel:
             )
 
     @torch.inference_mode()
-    def extend(self, extensions: Sequence[Extension], *, scores: bool = True) -> Tensor | None:
+    def extend(
+        self, extensions: Sequence[Extension], *, scores: bool | Sequence[bool] = True
+    ) -> Tensor | None:
         """Append tokens to sequences, each of them at least one.
 
+        Args:
+            extensions: of different requests.
+            scores: whether logits are wanted, of all or of each.
+
         Returns:
-            Logits ``[requests, V]`` after each request's last token; None unless ``scores``.
+            Logits ``[scored requests, V]`` after each request's last token; None if none is scored.
         """
         table = self.table
         counts = [len(extension.tokens) for extension in extensions]
         starts = [table.length(extension.key) for extension in extensions]
         write = [table.spare(e.key, n) for e, n in zip(extensions, counts, strict=True)]
-        seen = [table.seen(e.key, n) for e, n in zip(extensions, counts, strict=True)]
-        rows = self._rows(write, seen, None)
-        last = np.cumsum(counts) - 1
+        sights = [
+            Sight(n, start, table.seen(e.key, n))
+            for e, n, start in zip(extensions, counts, starts, strict=True)
+        ]
+        is_scored = np.broadcast_to(scores, len(extensions))
         logits = self._forward(
             np.concatenate([np.asarray(e.tokens, dtype=np.int64) for e in extensions]),
             np.concatenate([s + np.arange(n) for s, n in zip(starts, counts, strict=True)]),
-            rows,
-            last if scores else last[:0],
+            self._rows(write, sights),
+            (np.cumsum(counts) - 1)[is_scored],
         )
         for extension, count in zip(extensions, counts, strict=True):
             table.commit(extension.key, np.arange(count))
-        return logits if scores else None
+        return logits if is_scored.any() else None
 
     @torch.inference_mode()
     def branch(self, requests: Sequence[Branches]) -> Tensor:
         """Run tree rows of some requests, ragged; logits ``[R, V]`` of all of them in order."""
         table = self.table
-        is_causal = all(_is_chain(request) for request in requests)
-        write, seen, above = [], [], []
-        width = max(request.above_nA.shape[1] for request in requests)
-        for request in requests:
+        is_chain = [_is_chain(request) for request in requests]
+        if self._pads and not all(is_chain):
+            is_chain = [False] * len(requests)  # one pass for all or none
+        write, sights = [], []
+        for request, continues in zip(requests, is_chain, strict=True):
             room = int(request.place_n[-1]) + 1
             spare = table.spare(request.key, room)
             write.append(spare[request.place_n])
-            seen.append(table.seen(request.key, room if is_causal else 0))
-            padding = ((0, 0), (0, width - request.above_nA.shape[1]))
-            places = np.pad(request.above_nA, padding, constant_values=NO_ANCESTOR)
-            above.append(np.where(places < 0, NO_ANCESTOR, spare[places]))
-        rows = self._rows(write, seen, None if is_causal else np.concatenate(above))
+            above_nA = request.above_nA
+            sights.append(
+                Sight(
+                    len(request.tokens_n),
+                    table.length(request.key),
+                    table.seen(request.key, room),
+                    None if continues else np.where(above_nA < 0, NO_ANCESTOR, spare[above_nA]),
+                )
+            )
         positions = [table.length(r.key) + r.depth_n for r in requests]
         tokens = np.concatenate([r.tokens_n for r in requests])
-        return self._forward(tokens, np.concatenate(positions), rows, np.arange(len(tokens)))
+        return self._forward(
+            tokens, np.concatenate(positions), self._rows(write, sights), np.arange(len(tokens))
+        )
 
-    def _rows(
-        self, write: list[IntArray], seen: list[IntArray], ancestors_RA: IntArray | None
-    ) -> RaggedRows:
-        layout = Padded if self._pads else ByRequest
+    def _rows(self, write: list[IntArray], sights: list[Sight]) -> RaggedRows | WindowRows:
+        write_R = self._tensor(np.concatenate(write))
+        if not self._pads:
+            return WindowRows.of(self._pool, write_R, sights, self._query_heads)
+        branches = [sight.branch_nA for sight in sights if sight.branch_nA is not None]
         return RaggedRows(
             pool=self._pool,
-            write_R=self._tensor(np.concatenate(write)),
-            sequences=layout.of(
-                seen, list(map(len, write)), self.device, is_causal=ancestors_RA is None
+            write_R=write_R,
+            sequences=Padded.of(
+                [sight.first_pass for sight in sights],
+                [sight.num_rows for sight in sights],
+                self.device,
+                is_causal=not branches,
             ),
-            ancestors_RA=None if ancestors_RA is None else self._tensor(ancestors_RA),
+            ancestors_RA=self._tensor(_stacked(branches)) if branches else None,
         )
 
     def _forward(
-        self, tokens_R: IntArray, positions_R: IntArray, rows: RaggedRows, kept: IntArray
+        self, tokens_R: IntArray, positions_R: IntArray, rows: AttentionRows, kept: IntArray
     ) -> Tensor:
         """Logits ``[len(kept), V]`` of the kept rows, padding of the vocabulary cut off."""
         output = self._model(
@@ -198,3 +223,13 @@ def _is_chain(request: Branches) -> bool:
     seen_n = (request.above_nA != NO_ANCESTOR).sum(axis=1)
     is_consecutive = int(place_n[-1]) - int(place_n[0]) == len(place_n) - 1
     return is_consecutive and bool((seen_n == place_n + 1).all())
+
+
+def _stacked(branches: list[IntArray]) -> IntArray:
+    """Branches of all rows, padded to the longest: int64 [R, A]."""
+    width = max(branch_nA.shape[1] for branch_nA in branches)
+    padded = [
+        np.pad(nA, ((0, 0), (0, width - nA.shape[1])), constant_values=NO_ANCESTOR)
+        for nA in branches
+    ]
+    return np.concatenate(padded)

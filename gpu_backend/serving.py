@@ -76,6 +76,7 @@ def build_engine(
         pair.target,
         vocab_size=pair.vocab_size,
         num_slots=_pool_slots(settings, tree_rows),
+        block=settings.max_tokens + tree_rows,
         role="target",
     )
     return Engine(
@@ -117,6 +118,7 @@ def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> Servi
         pair.draft,
         vocab_size=pair.vocab_size,
         num_slots=_pool_slots(settings, rows),
+        block=settings.max_tokens + rows,
         role="draft",
     )
     return BatchDrafter(draft, settings.num_slots, tree_rows=rows)

@@ -61,11 +61,10 @@ class TargetVerifier:
         self.accepted: dict[int, Accepted] = {}
         """Outcome of the last step by slot."""
 
-    def read(self, chunks: Sequence[Extension]) -> Tensor:
-        """Read prompt tokens; logits ``[chunks, V]`` after each chunk."""
-        logits = self.target.extend(chunks)
-        assert logits is not None
-        return logits
+    def read(self, chunks: Sequence[Extension], ends: Sequence[bool]) -> Sequence[Tensor]:
+        """Read prompt tokens; logits ``[V]`` after each chunk that is the end of its prompt."""
+        logits = self.target.extend(chunks, scores=ends)
+        return () if logits is None else tuple(logits)
 
     def first_token(self, logits_V: Tensor, slot: int, seed: int) -> int:
         """Draw the first output token from the logits behind a whole prompt."""
