@@ -155,8 +155,8 @@ def _load(
     path: Path, config: ServeConfig, device: torch.device, vocab_size: int, *, role: str
 ) -> PreTrainedModel:
     model = models.load_model(path, config.dtype)
-    prepare_draft(model, vocab_size, role)
     torch.nn.Module.to(model, device)
+    prepare_draft(model, vocab_size, role)
     return model
 
 
