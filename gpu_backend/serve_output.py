@@ -49,6 +49,8 @@ def head(result: ServeResult) -> list[str]:
         f"engine    measured with prefill and drain, {config.mode} decisions"
         + (", every policy clamped to k_max" if config.cap_all else ""),
     ]
+    if result.head:
+        lines.insert(1, f"head      {result.head}")
     return [*lines, f"gates     {result.calibration}"] if result.calibration else lines
 
 

@@ -63,6 +63,8 @@ class ServeResult(_Frozen):
     config: ServeConfig
     target: ModelInfo
     draft: ModelInfo | None
+    head: str = ""
+    """How the files of an EAGLE-3 head were understood; empty without one."""
     device: str
     """In words, such as ``cpu (no CUDA device), x86_64, 2 threads``."""
     versions: dict[str, str]

@@ -176,6 +176,7 @@ def serve_policies(
         config=config,
         target=ready.target,
         draft=ready.draft,
+        head=ready.pair.head_summary,
         device=describe_device(ready.device),
         versions=library_versions(),
         num_requests=len(ready.workload.requests),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,8 +17,11 @@ from echo_policies.presets import autoregressive
 from echo_policies.registry import parse_list
 from echo_policies.session import widest_plan
 from gpu_backend import models
+from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.config import build_config
 from gpu_backend.draft_tree import prepare_draft
+from gpu_backend.eagle3.head_files import is_head_folder
+from gpu_backend.eagle3.loading import load_head
 from gpu_backend.greedy import stop_tokens
 from gpu_backend.prompts import Prompt, load_prompts, task_name
 from gpu_backend.sampling import request_seed
@@ -100,7 +103,7 @@ def chosen_policies(config: ServeConfig) -> list[Policy]:
 
 
 def models_needed(config: ServeConfig) -> list[str]:
-    """Paths or names of the target, and of a draft model if a policy drafts with one.
+    """Paths or names of the target, and of a draft model or head if a policy drafts with one.
 
     What can be refused without them is refused here, so that it costs no download.
 
@@ -135,19 +138,27 @@ def load_pair(
         device: where they run.
 
     Raises:
-        InputError: a path holds no model, or the vocabularies differ.
+        InputError: a path holds no model, the vocabularies differ, or a head is not the target's.
     """
     target_path, *draft_paths = paths
     tokenizer = models.load_tokenizer(target_path)
     vocab_size = models.real_vocab_size(tokenizer)
     draft = None
+    heads = [path for path in draft_paths if is_head_folder(path)]
     for path in draft_paths:
+        if path in heads:
+            continue
         models.require_same_tokens(tokenizer, models.load_tokenizer(path))
         draft = _load(path, config, device, vocab_size, role="draft")
     target = _load(target_path, config, device, vocab_size, role="target")
     pair = ModelPair(
         target, draft, vocab_size, stop_tokens(target, tokenizer), looks_up=config.looks_up
     )
+    for path in heads:
+        found = load_head(
+            path, target, vocab_size=vocab_size, attention=ATTENTION_NAME, tokenizer=tokenizer
+        )
+        pair = replace(pair, head=found.head, head_summary=found.summary)
     return pair, tokenizer
 
 

@@ -39,6 +39,8 @@ class ModelPair:
     """Drafts are looked up in prompt and output; then no draft model is asked."""
     head: Eagle3Head | None = None
     """An EAGLE-3 head of the target, in the place of a draft model."""
+    head_summary: str = ""
+    """One line that says how the head's files were understood."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def draft_is_one_token_behind(patch):
     patch.setattr(
         BatchDrafter,
         "commit",
-        lambda self, slot, tokens: original(self, slot, tokens[:-1] or tokens),
+        lambda self, slot, tokens, _: original(self, slot, tokens[:-1] or tokens),
     )
 
 

@@ -1,7 +1,5 @@
 """Tiny EAGLE-3 heads for tiny targets, and the slow truth about both."""
 
-import dataclasses
-
 import torch
 
 from gpu_backend.draft_tree import prepare_draft
@@ -52,10 +50,6 @@ def tiny_head(config=None, seed=3, attention="sdpa"):
     return head
 
 
-def with_changes(config, **changes):
-    return dataclasses.replace(config, **changes)
-
-
 @torch.inference_mode()
 def features(target, text, taps):
     """[T, F]: what transformers says enters the tapped layers, taps side by side."""
@@ -64,34 +58,103 @@ def features(target, text, taps):
 
 
 @torch.inference_mode()
-def whole_pass(head, tokens, hidden, feed=None):
+def whole_pass(head, tokens, hidden):
     """Run pairs at positions 0, 1, ... with a dense causal mask; (fed, logits) of every row."""
-    del feed
     count = len(tokens)
     mask = torch.full((count, count), -torch.inf).triu_(1)[None, None]
     out = head(torch.tensor([tokens]), hidden[None], torch.arange(count)[None], attention_mask=mask)
     return out.fed[0], head.logits(out.normed[0])
 
 
-class SlowDraft:
-    """What a head proposes after any text and any branch, everything computed anew."""
+def rms_norm(states, weight, eps):
+    return states / (states.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
-    def __init__(self, head, target, taps=None):
-        self.head = head
+
+def rotated(states_hTd, theta):
+    """Rotary positions 0, 1, ...; the two halves of a head are the two components."""
+    half = states_hTd.shape[-1] // 2
+    frequency = theta ** (-torch.arange(half) / half)
+    angle = torch.arange(states_hTd.shape[1])[:, None] * frequency
+    one, two = states_hTd[..., :half], states_hTd[..., half:]
+    return torch.cat(
+        [one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], dim=-1
+    )
+
+
+def by_hand(weights, config, tokens, hidden):
+    """The forward of a head written out: (fed, logits) of pairs at positions 0, 1, ..."""
+    eps, count = config.rms_norm_eps, len(tokens)
+
+    def norm(states, name):
+        return rms_norm(states, weights[f"{name}.weight"], eps)
+
+    def heads(name, number):
+        states = pair @ weights[f"self_attn.{name}.weight"].T
+        return states.view(count, number, config.head_dim).transpose(0, 1)
+
+    embedded = weights["embed_tokens.weight"][torch.tensor(tokens)]
+    normed = norm(hidden, "hidden_norm")
+    pair = torch.cat([norm(embedded, "input_layernorm"), normed], dim=-1)
+    theta, groups = (
+        config.rope_parameters["rope_theta"],
+        config.num_attention_heads // config.num_key_value_heads,
+    )
+    query = rotated(heads("q_proj", config.num_attention_heads), theta)
+    key = rotated(heads("k_proj", config.num_key_value_heads), theta)
+    key, value = (
+        states.repeat_interleave(groups, 0)
+        for states in (key, heads("v_proj", config.num_key_value_heads))
+    )
+    scores = query @ key.transpose(1, 2) / config.head_dim**0.5
+    scores = scores + torch.full((count, count), -torch.inf).triu(1)
+    attended = (scores.softmax(-1) @ value).transpose(0, 1).reshape(count, -1)
+    middle = normed if config.norm_before_residual else hidden
+    middle = middle + attended @ weights["self_attn.o_proj.weight"].T
+    inner = norm(middle, "post_attention_layernorm")
+    gate = torch.nn.functional.silu(inner @ weights["mlp.gate_proj.weight"].T)
+    out = (gate * (inner @ weights["mlp.up_proj.weight"].T)) @ weights["mlp.down_proj.weight"].T
+    out = out + middle
+    last = norm(out, "norm")
+    return last if config.norm_output else out, last @ weights["lm_head.weight"].T
+
+
+class SlowDraft:
+    """What a head proposes after any text and any branch, everything computed anew by hand."""
+
+    def __init__(self, head, target):
+        self.config = head.config
+        self.weights = {name: value.detach() for name, value in head.named_parameters()}
+        self.token_ids = head.token_ids
         self.target = target
-        self.taps = head.config.taps if taps is None else taps
+        self._fused = {}
+
+    def fused(self, text):
+        """Fused features of all positions but the last, whose token is the newest."""
+        if tuple(text) not in self._fused:
+            taken = features(self.target, text, self.config.taps)[:-1]
+            if self.config.fc_norm:
+                parts = taken.split(self.config.target_hidden_size, dim=-1)
+                taken = torch.cat(
+                    [
+                        rms_norm(
+                            part, self.weights[f"fc_norm.{i}.weight"], self.config.rms_norm_eps
+                        )
+                        for i, part in enumerate(parts)
+                    ],
+                    dim=-1,
+                )
+            self._fused = {tuple(text): taken @ self.weights["fc.weight"].T}
+        return self._fused[tuple(text)]
 
     @torch.inference_mode()
     def logits(self, text, branch=()):
         """Logits over the draft vocabulary after ``text`` and the drafted tokens behind it."""
-        fused = self.head.fuse(features(self.target, text, self.taps)[:-1])
-        tokens = list(text[1:])
-        fed, logits = whole_pass(self.head, tokens, fused)
-        hidden = fused
+        hidden, tokens = self.fused(text), list(text[1:])
+        fed, logits = by_hand(self.weights, self.config, tokens, hidden)
         for token in branch:
             hidden = torch.cat([hidden, fed[-1:]])
             tokens.append(token)
-            fed, logits = whole_pass(self.head, tokens, hidden)
+            fed, logits = by_hand(self.weights, self.config, tokens, hidden)
         return logits[-1]
 
     def children(self, text, branch, top_k):
@@ -99,7 +162,7 @@ class SlowDraft:
         logits = self.logits(text, branch)
         order = torch.argsort(logits, descending=True, stable=True)[:top_k]
         logp = torch.log_softmax(logits.double(), 0)[order]
-        return self.head.token_ids[order].tolist(), logp.tolist()
+        return self.token_ids[order].tolist(), logp.tolist()
 
 
 def head_pair(head, target=None, stops=()):

@@ -326,8 +326,9 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "said"), KEYS)
-def test_a_changed_key_is_refused_in_one_sentence(good, tmp_path, target, key, value, said):
+@pytest.mark.parametrize("change", KEYS, ids=str)
+def test_a_changed_key_is_refused_in_one_sentence(good, tmp_path, target, change):
+    key, value, said = change
     folder = copied(good, tmp_path)
     edit(folder, lambda config: config.update({key: value}))
     with pytest.raises(InputError, match=said) as error:
