@@ -41,7 +41,8 @@ class ProgressBars:
             disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
-        self._started: dict[str, float] = {}
+        self._started: dict[str, tuple[float, int]] = {}
+        """When each stage was first reported, and what was done by then."""
 
     def __enter__(self) -> Self:
         """Start drawing."""
@@ -60,9 +61,9 @@ class ProgressBars:
     def update(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` units are finished: of a stage, or of a policy's run."""
         label, unit = _STAGES.get(stage, (stage, "requests"))
-        started = self._started.setdefault(stage, time.monotonic())
+        started, before = self._started.setdefault(stage, (time.monotonic(), done))
         elapsed = time.monotonic() - started
-        rate = done / elapsed if elapsed > 0 else 0.0
+        rate = (done - before) / elapsed if elapsed > 0 else 0.0
         if self._console.is_terminal:
             if stage not in self._tasks:
                 self._tasks[stage] = self._bars.add_task(label, unit=unit, rate=rate)

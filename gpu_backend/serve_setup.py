@@ -23,6 +23,7 @@ from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head_files import is_head_folder
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.greedy import stop_tokens
+from gpu_backend.packed_linear import pack_linear_layers
 from gpu_backend.prompts import Prompt, load_prompts, task_name
 from gpu_backend.sampling import request_seed
 from gpu_backend.serve_config import ServeConfig
@@ -149,8 +150,9 @@ def load_pair(
         if path in heads:
             continue
         models.require_same_tokens(tokenizer, models.load_tokenizer(path))
-        draft = _load(path, config, device, vocab_size, role="draft")
-    target = _load(target_path, config, device, vocab_size, role="target")
+        draft = _load(path, config, device)
+        prepare_draft(draft, vocab_size, "draft")
+    target = _load(target_path, config, device)
     pair = ModelPair(
         target, draft, vocab_size, stop_tokens(target, tokenizer), looks_up=config.looks_up
     )
@@ -158,16 +160,16 @@ def load_pair(
         found = load_head(
             path, target, vocab_size=vocab_size, attention=ATTENTION_NAME, tokenizer=tokenizer
         )
+        pack_linear_layers(found.head)
         pair = replace(pair, head=found.head, head_summary=found.summary)
+    # Last, because a head may take rows of the target's output layer, which packing gives up.
+    prepare_draft(target, vocab_size, "target")
     return pair, tokenizer
 
 
-def _load(
-    path: Path, config: ServeConfig, device: torch.device, vocab_size: int, *, role: str
-) -> PreTrainedModel:
+def _load(path: Path, config: ServeConfig, device: torch.device) -> PreTrainedModel:
     model = models.load_model(path, config.dtype)
     torch.nn.Module.to(model, device)
-    prepare_draft(model, vocab_size, role)
     return model
 
 
