@@ -45,7 +45,7 @@ def assemble(
     *,
     target: ModelInfo,
     draft: ModelInfo,
-    drafter: Literal["draft_model", "prompt_lookup"],
+    drafter: Literal["draft_model", "eagle3", "prompt_lookup"],
     tokenizer: str,
     vocab_size: int,
     device: str,

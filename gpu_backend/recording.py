@@ -1,6 +1,6 @@
 """A whole recording: the target's outputs first, then the draft over each of them.
 
-The two models are never in memory together, and every finished piece is kept on disk.
+Target and draft model are never in memory together, and every finished piece is kept on disk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from echo_policies.errors import InputError
 from gpu_backend import library_versions, models
@@ -19,6 +19,8 @@ from gpu_backend.answers import Answered, answer_all
 from gpu_backend.assembly import HeaderText, assemble
 from gpu_backend.config import DtypeName, RecordConfig
 from gpu_backend.draft_tree import DraftTree, prepare_draft
+from gpu_backend.eagle3.head_files import is_head_folder
+from gpu_backend.eagle3.head_recording import HeadRecorder
 from gpu_backend.greedy import TargetOutput, decode_greedy, stop_tokens
 from gpu_backend.half_products import needs_widening
 from gpu_backend.lookup_trie import LookupTrie
@@ -144,7 +146,13 @@ def _open_pair(job: RecordingJob) -> _Pair:
         draft = models.describe_lookup()
     else:
         draft = _with_cut(models.describe_model(job.draft, dtype), job.config.draft_vocab)
-        models.require_same_tokens(tokenizer, models.load_tokenizer(job.draft))
+        if not is_head_folder(job.draft):
+            models.require_same_tokens(tokenizer, models.load_tokenizer(job.draft))
+        elif job.config.draft_vocab is not None:
+            raise InputError(
+                "record.draft_vocab cuts a draft model's head; the vocabulary of an EAGLE-3 head "
+                "is its own. Leave it out."
+            )
     fingerprint = models.tokenizer_fingerprint(tokenizer)
     vocab_size = models.real_vocab_size(tokenizer)
     recorded = _recorded_outputs(job, target)
@@ -246,11 +254,22 @@ def _request_recorder(
     """What records one request; the draft model is loaded here."""
     if job.draft is None:
         return lambda said: record_lookup(said.prompt, said.output, job.config, pair.vocab_size)
+    if is_head_folder(job.draft):
+        of_head = HeadRecorder.load(
+            job.target, job.draft, pair.tokenizer, pair.vocab_size, job.config
+        )
+        return lambda said: of_head.record(said.prompt, said.output)
     draft = models.load_model(job.draft, job.config.dtype)
     lengths = {said.prompt.label: len(said.prompt.token_ids) for said in requests}
     check_lengths(lengths, job.config, models.context_limit(draft), "draft")
     prepare_draft(draft, min(pair.vocab_size, job.config.draft_vocab or pair.vocab_size))
     return lambda said: record_request(draft, said.prompt, said.output, job.config)
+
+
+def _drafter(draft: Path | None) -> Literal["draft_model", "eagle3", "prompt_lookup"]:
+    if draft is None:
+        return "prompt_lookup"
+    return "eagle3" if is_head_folder(draft) else "draft_model"
 
 
 def _trace(job: RecordingJob, pair: _Pair, requests: list[Answered], parts: PartStore) -> Trace:
@@ -259,7 +278,7 @@ def _trace(job: RecordingJob, pair: _Pair, requests: list[Answered], parts: Part
         job.text,
         target=pair.target,
         draft=pair.draft,
-        drafter="prompt_lookup" if job.draft is None else "draft_model",
+        drafter=_drafter(job.draft),
         tokenizer=f"sha256:{pair.fingerprint}",
         vocab_size=pair.vocab_size,
         device=_device(job.config.dtype),

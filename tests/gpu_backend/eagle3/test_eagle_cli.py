@@ -11,6 +11,7 @@ from gpu_backend.eagle3.writing import save_head
 from gpu_backend.models import tokenizer_fingerprint
 from tests.gpu_backend.eagle3.heads import LAYERS, head_config, tiny_head
 from tests.gpu_backend.tiny import save_model, tiny_tokenizer, write_prompts
+from traces.store import load
 
 WIDE = "eagle3:levels=2,top_k=30,nodes=60"
 
@@ -78,3 +79,19 @@ def test_a_head_of_another_target_is_refused(folder, tmp_path):
     result = run(other, "--policy", WIDE)
     assert result.exit_code == 2
     assert "trained with the target's tokenizer" in result.output
+
+
+def test_a_recording_of_a_head(folder, tmp_path):
+    out = tmp_path / "head.safetensors"
+    paths = {"target": folder / "target", "draft": folder / "draft", "out": out}
+    sizes = {"max-new-tokens": 6, "levels": 3, "beam-width": 2, "top-k": 3, "chain-levels": 4}
+    options = {**paths, "prompts": folder / "one.jsonl", "costed-as": "llama-3.1-8b", **sizes}
+    command = ["record", *(part for k, v in options.items() for part in (f"--{k}", str(v)))]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    trace = load(out)
+    assert trace.header.drafter == "eagle3"
+    assert trace.num_positions == 15
+    result = CliRunner().invoke(app, [*command, "--draft-vocab", "9"])
+    assert result.exit_code == 2
+    assert "vocabulary of an EAGLE-3 head is its own" in result.output
