@@ -110,16 +110,26 @@ class BatchDrafter:
 
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Catch up, and return the roots' children."""
-        self._plan, self.token_layers, self.revealed = plan, [], []
-        self._used_B[:] = 0
-        self._above_BFA = np.zeros((self._num_slots, 1, 0), dtype=np.int64)
-        logits_RV = self._catch_up(_true(drafting_B))
-        children = Children.of(logits_RV, drafting_B[:, None], plan.top_k)
+        self.revealed = []
+        children = self.roots(plan, drafting_B)
         self.revealed.append((children, None))
-        return self._keep(candidates(plan, children, None, None))
+        return self.keep(candidates(plan, children, None, None))
 
     def expand(self, layer: LayerView, frontier: Frontier) -> LayerView:
         """Run the frontier's nodes, and return their children."""
+        children = self.grow(layer, frontier)
+        self.revealed.append((children, frontier))
+        return self.keep(candidates(self._plan, children, layer, frontier))
+
+    def roots(self, plan: DraftPlan, drafting_B: Tensor) -> Children:
+        """Start a step: catch up with these requests, and score their roots' children."""
+        self._plan, self.token_layers = plan, []
+        self._used_B[:] = 0
+        self._above_BFA = np.zeros((self._num_slots, 1, 0), dtype=np.int64)
+        return Children.of(self._catch_up(_true(drafting_B)), drafting_B[:, None], plan.top_k)
+
+    def grow(self, layer: LayerView, frontier: Frontier) -> Children:
+        """Run nodes of the newest layer, whose parents it has run, and score their children."""
         index_BF, mask_BF = frontier.index_BF.cpu().numpy(), frontier.mask_BF.cpu().numpy()
         self._above_BFA = self._branches(index_BF, mask_BF)
         rows = [
@@ -128,11 +138,9 @@ class BatchDrafter:
         ]
         self._used_B += mask_BF.sum(axis=1)
         logits_RV = self.draft.branch(rows) if rows else None
-        children = Children.of(logits_RV, frontier.mask_BF, self._plan.top_k)
-        self.revealed.append((children, frontier))
-        return self._keep(candidates(self._plan, children, layer, frontier))
+        return Children.of(logits_RV, frontier.mask_BF, self._plan.top_k)
 
-    def _keep(self, layer: Candidates) -> LayerView:
+    def keep(self, layer: Candidates) -> LayerView:
         """Remember what only the drafter knows of a layer."""
         self.token_layers.append(layer.token_BW.cpu().numpy())
         self._place_BW = layer.place_BW.cpu().numpy()

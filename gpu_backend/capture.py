@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpu_backend.batch_drafter import BatchDrafter
 from gpu_backend.engine import DecidedStep
-from gpu_backend.lookup_drafter import LookupDrafter
+from gpu_backend.serving_drafter import ServingDrafter
 from traces.replay import BeamArrays
 from traces.schema import NO_SLOT, OUTSIDE_VOCAB
 
@@ -51,7 +50,7 @@ class CapturedStep:
 class Capture:
     """An engine's observer that keeps every step."""
 
-    def __init__(self, drafter: BatchDrafter | LookupDrafter) -> None:
+    def __init__(self, drafter: ServingDrafter) -> None:
         """Start empty."""
         self._drafter = drafter
         self.steps: list[CapturedStep] = []

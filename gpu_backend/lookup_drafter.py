@@ -97,14 +97,26 @@ class LookupDrafter:
 
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Look up what follows each text."""
-        self._plan, self.token_layers, self.revealed = plan, [], []
-        self._branch_BF = [[()] for _ in self._texts]
-        children = self._look_up(drafting_B[:, None])
+        self.revealed = []
+        self.start(plan)
+        children = self.look_up(drafting_B[:, None])
         self.revealed.append((children, None))
-        return self._keep(candidates(plan, children, None, None))
+        return self.keep(candidates(plan, children, None, None))
 
     def expand(self, layer: LayerView, frontier: Frontier) -> LayerView:
         """Look up what follows the texts with the frontier's branches behind them."""
+        self.descend(frontier)
+        children = self.look_up(frontier.mask_BF)
+        self.revealed.append((children, frontier))
+        return self.keep(candidates(self._plan, children, layer, frontier))
+
+    def start(self, plan: DraftPlan) -> None:
+        """Start a step at the roots."""
+        self._plan, self.token_layers = plan, []
+        self._branch_BF = [[()] for _ in self._texts]
+
+    def descend(self, frontier: Frontier) -> None:
+        """Go on to nodes of the newest layer, masked out or not."""
         index_BF = frontier.index_BF.cpu().numpy()
         parent_BF = np.take_along_axis(self._place_BW, index_BF, axis=1)
         token_BF = np.take_along_axis(self.token_layers[-1], index_BF, axis=1)
@@ -114,17 +126,23 @@ class LookupDrafter:
                 self._branch_BF, parent_BF.tolist(), token_BF.tolist(), strict=True
             )
         ]
-        children = self._look_up(frontier.mask_BF)
-        self.revealed.append((children, frontier))
-        return self._keep(candidates(self._plan, children, layer, frontier))
+
+    def matches(self, mask_BF: Tensor, num_tokens: int) -> Tensor:
+        """bool [B, F]: these nodes at whose end the last ``num_tokens`` tokens stood earlier."""
+        mask = mask_BF.cpu().numpy()
+        found_BF = np.zeros(mask.shape, dtype=bool)
+        for slot, place in np.argwhere(mask).tolist():
+            branch = self._branch_BF[slot][place]
+            found_BF[slot, place] = self._text(slot).has_followed(branch, num_tokens)
+        return torch.from_numpy(found_BF).to(mask_BF.device)
 
     def _text(self, slot: int) -> ContextIndex:
         text = self._texts[slot]
         assert text is not None, f"slot {slot} is idle"
         return text
 
-    def _look_up(self, mask_BF: Tensor) -> Children:
-        """Children of the newest expanded nodes."""
+    def look_up(self, mask_BF: Tensor) -> Children:
+        """Children of these of the newest expanded nodes."""
         shape, top_k = tuple(mask_BF.shape), self._plan.top_k
         token_BFk = np.zeros((*shape, top_k), dtype=np.int64)
         logp_BFk = np.full((*shape, top_k), -np.inf, dtype=np.float16)
@@ -142,7 +160,7 @@ class LookupDrafter:
             torch.from_numpy(entropy_BF).to(device).float(),
         )
 
-    def _keep(self, layer: Candidates) -> LayerView:
+    def keep(self, layer: Candidates) -> LayerView:
         """Remember what only the drafter knows of a layer."""
         self.token_layers.append(layer.token_BW.cpu().numpy())
         self._place_BW = layer.place_BW.cpu().numpy()

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from echo_policies.api import Policy, StepContext
 from echo_policies.session import Decision, Session, open_session
-from gpu_backend.batch_drafter import BatchDrafter
 from gpu_backend.capture import Capture, CapturedStep, beams
-from gpu_backend.lookup_drafter import LookupDrafter
 from gpu_backend.serve_loop import serve_all
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest
+from gpu_backend.serving_drafter import NoDrafter
 from traces.records import RunRecords
 from traces.replay import RecordedDrafter, RecordedVerifier, beam_tables
 
@@ -55,7 +54,7 @@ def check_parity(
         InputError: a request cannot be served.
     """
     engine = build_engine(pair, policy, settings)
-    if not isinstance(engine.drafter, BatchDrafter | LookupDrafter):
+    if isinstance(engine.drafter, NoDrafter):
         return ParityReport(policy.name, 0, 0, 0, 0, None)  # plain decoding decides nothing
     engine.observer = capture = Capture(engine.drafter)
     serve_all(engine, requests)

@@ -125,7 +125,7 @@ def prepare(
         )
     target, *drafts = [_describe(model, config) for model in located]
     if config.looks_up and any_drafts(policies):
-        drafts = [models.describe_lookup()]
+        drafts = [models.describe_lookup(drafts[0] if drafts else None)]
     return Prepared(
         device=device,
         pair=pair,

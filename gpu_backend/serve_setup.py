@@ -114,9 +114,9 @@ def models_needed(config: ServeConfig) -> list[str]:
         objection = lookup_objection(widest_plan(policy)) if config.looks_up else None
         if objection is not None:
             raise SignalError(f"Policy {policy.name!r} {objection}.")
-    if config.looks_up or not any_drafts(policies):
+    if config.draft_model is None or not any_drafts(policies):
         return [config.target]
-    return [config.target, config.draft]
+    return [config.target, config.draft_model]
 
 
 def any_drafts(policies: Sequence[Policy]) -> bool:
@@ -143,10 +143,17 @@ def load_pair(
     draft = None
     for path in draft_paths:
         models.require_same_tokens(tokenizer, models.load_tokenizer(path))
-        draft = _load(path, config, device, vocab_size, role="draft")
+        proposed = min(vocab_size, config.draft_vocab or vocab_size)
+        draft = _load(path, config, device, proposed, role="draft")
     target = _load(target_path, config, device, vocab_size, role="target")
     pair = ModelPair(
-        target, draft, vocab_size, stop_tokens(target, tokenizer), looks_up=config.looks_up
+        target,
+        draft,
+        vocab_size,
+        stop_tokens(target, tokenizer),
+        looks_up=config.looks_up,
+        match=config.lookup_match,
+        model_levels=config.model_levels,
     )
     return pair, tokenizer
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from echo_policies.api import DraftPlan, Policy
 from echo_policies.session import open_session, widest_plan
 from gpu_backend.batch_drafter import BatchDrafter, draft_rows
+from gpu_backend.combined_drafter import CombinedDrafter
 from gpu_backend.engine import Engine, EngineOptions
 from gpu_backend.lookup_drafter import LookupDrafter
+from gpu_backend.prompt_lookup import MATCH, MODEL_LEVELS
 from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving_drafter import NoDrafter, ServingDrafter
@@ -31,7 +33,11 @@ class ModelPair:
     stops: frozenset[int]
     """Tokens that end an output."""
     looks_up: bool = False
-    """Drafts are looked up in prompt and output; then no draft model is asked."""
+    """Drafts are looked up in prompt and output, and of a draft model asked only elsewhere."""
+    match: int = MATCH
+    """Tokens that must have stood earlier for a lookup before the draft model."""
+    model_levels: int = MODEL_LEVELS
+    """Depths that the draft model proposes beside lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ def kept_nodes(policy: Policy, plan: DraftPlan, k_max: int, *, caps_all: bool) -
 
 
 def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> ServingDrafter:
-    if plan.levels > 0 and pair.looks_up:
+    if plan.levels > 0 and pair.looks_up and pair.draft is None:
         return LookupDrafter(settings.num_slots, pair.vocab_size)
     if plan.levels == 0 or pair.draft is None:
         return NoDrafter()
@@ -119,7 +125,11 @@ def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> Servi
         num_slots=_pool_slots(settings, rows),
         role="draft",
     )
-    return BatchDrafter(draft, settings.num_slots, tree_rows=rows)
+    drafter = BatchDrafter(draft, settings.num_slots, tree_rows=rows)
+    if not pair.looks_up:
+        return drafter
+    lookup = LookupDrafter(settings.num_slots, pair.vocab_size)
+    return CombinedDrafter(lookup, drafter, match=pair.match, model_levels=pair.model_levels)
 
 
 def _pool_slots(settings: ServeSettings, tree_rows: int) -> int:

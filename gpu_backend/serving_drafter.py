@@ -16,6 +16,7 @@ from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
 from echo_policies.session import Drafter
+from gpu_backend.candidates import Children
 from gpu_backend.ragged_model import Extension
 
 
@@ -25,6 +26,16 @@ class ServingDrafter(Drafter, Protocol):
     A drafter may be any number of tokens behind when :meth:`begin` is called, the last committed
     token always among them; what it then reads is its own business.
     """
+
+    @property
+    def token_layers(self) -> Sequence[npt.NDArray[np.int64]]:
+        """Token ids [B, W] of the candidates of every depth of the step."""
+        ...
+
+    @property
+    def revealed(self) -> Sequence[tuple[Children, Frontier | None]]:
+        """Children of the step's expansions, the roots' first, and which nodes were expanded."""
+        ...
 
     def require_room(self, num_tokens: int) -> None:
         """Refuse a request of so many tokens if it can never be served.
@@ -64,6 +75,9 @@ class NoDrafter:
 
     signals: frozenset[str] = frozenset({"ranks", "path_logp", "entropy"})
     """All of them, so that a policy is refused for what is missing: a draft model."""
+
+    token_layers: tuple[npt.NDArray[np.int64], ...] = ()
+    revealed: tuple[tuple[Children, Frontier | None], ...] = ()
 
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse every plan that drafts."""
