@@ -64,6 +64,8 @@ class BatchDrafter:
         """Token ids [B, W] of the candidates of every depth of this step."""
         self.revealed: list[tuple[Children, Frontier | None]] = []
         """Children of this step's expansions, the roots' first, and which nodes were expanded."""
+        self.num_forwards = 0
+        """Layers of this step that the model ran for."""
 
     @property
     def signals(self) -> frozenset[str]:
@@ -126,7 +128,9 @@ class BatchDrafter:
         self._plan, self.token_layers = plan, []
         self._used_B[:] = 0
         self._above_BFA = np.zeros((self._num_slots, 1, 0), dtype=np.int64)
-        return Children.of(self._catch_up(_true(drafting_B)), drafting_B[:, None], plan.top_k)
+        logits_RV = self._catch_up(_true(drafting_B))
+        self.num_forwards = int(logits_RV is not None)
+        return Children.of(logits_RV, drafting_B[:, None], plan.top_k)
 
     def grow(self, layer: LayerView, frontier: Frontier) -> Children:
         """Run nodes of the newest layer, whose parents it has run, and score their children."""
@@ -138,6 +142,7 @@ class BatchDrafter:
         ]
         self._used_B += mask_BF.sum(axis=1)
         logits_RV = self.draft.branch(rows) if rows else None
+        self.num_forwards += bool(rows)
         return Children.of(logits_RV, frontier.mask_BF, self._plan.top_k)
 
     def keep(self, layer: Candidates) -> LayerView:

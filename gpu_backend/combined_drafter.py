@@ -75,6 +75,11 @@ class CombinedDrafter:
         """Token ids [B, W] of the candidates of every depth of this step."""
         return self._lookup.token_layers
 
+    @property
+    def num_forwards(self) -> int:
+        """Layers of this step that the model ran for."""
+        return self._model.num_forwards
+
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse fixed trees other than chains, and what the model has no room for."""
         return lookup_objection(plan) or self._model.objection(plan)

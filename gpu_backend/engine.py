@@ -235,6 +235,12 @@ class Engine:
             times.draft_s,
             times.verify_s,
             times.total_s,
+            other_s=times.total_s - times.draft_s - times.verify_s - times.prefill_s,
+            num_live=len(slots),
+            num_accepted=int(accepted_B.sum()),
+            num_verified=self._verifier.num_nodes,
+            has_drafted=bool(decision.forest.layers),
+            draft_layers=self.drafter.num_forwards if decision.forest.layers else 0,
         )
         self._memory = self._session.policy.scheduler.observe(self._memory, feedback)
         self._steps += 1

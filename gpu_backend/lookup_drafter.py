@@ -54,6 +54,8 @@ class LookupDrafter:
         """Token ids [B, W] of the candidates of every depth of this step."""
         self.revealed: list[tuple[Children, Frontier | None]] = []
         """Children of this step's expansions, the roots' first, and which nodes were expanded."""
+        self.num_forwards = 0
+        """Of a draft model: none."""
 
     @property
     def signals(self) -> frozenset[str]:

@@ -37,6 +37,11 @@ class ServingDrafter(Drafter, Protocol):
         """Children of the step's expansions, the roots' first, and which nodes were expanded."""
         ...
 
+    @property
+    def num_forwards(self) -> int:
+        """Layers of the step that took a forward of a draft model."""
+        ...
+
     def require_room(self, num_tokens: int) -> None:
         """Refuse a request of so many tokens if it can never be served.
 
@@ -78,6 +83,7 @@ class NoDrafter:
 
     token_layers: tuple[npt.NDArray[np.int64], ...] = ()
     revealed: tuple[tuple[Children, Frontier | None], ...] = ()
+    num_forwards: int = 0
 
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse every plan that drafts."""

@@ -60,6 +60,8 @@ class TargetVerifier:
         self._roots: Sequence[Root] = ()
         self.accepted: dict[int, Accepted] = {}
         """Outcome of the last step by slot."""
+        self.num_nodes = 0
+        """Candidate nodes that the last step verified, roots excluded."""
 
     def read(self, chunks: Sequence[Extension]) -> Tensor:
         """Read prompt tokens; logits ``[chunks, V]`` after each chunk."""
@@ -86,6 +88,7 @@ class TargetVerifier:
             lay_out(index, keep[root.slot], tokens[root.slot], root.slot, root.token)
             for root in self._roots
         ]
+        self.num_nodes = sum(tree.num_rows - 1 for tree in trees)
         slots = [root.slot for root in self._roots]
         logits_RV = self.target.branch(
             [tree.branches(slot) for tree, slot in zip(trees, slots, strict=True)]
