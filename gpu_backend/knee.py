@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -64,31 +63,56 @@ def measure_knee(
         clock: seconds, read when the device is done.
         vocab_size: real tokens.
     """
-    room = context + 1 + NODES_PER_REQUEST[-1]
-    ragged = RaggedModel(model, vocab_size=vocab_size, num_slots=batch_size * room)
-    for key in range(batch_size):
-        ragged.table.reserve(key, room)
-        ragged.table.commit(key, np.arange(context))  # what is in the slots costs the same
+    timer = BushTimer(model, batch_size, context, vocab_size, clock)
     rows, seconds = [], []
     for nodes in NODES_PER_REQUEST:
         rows.append(batch_size * (nodes + 1))
-        seconds.append(_time(ragged, batch_size, nodes, clock))
+        seconds.append(timer.seconds(batch_size, nodes))
         if seconds[-1] > factor * seconds[0]:
             break
     return Knee(tuple(rows), tuple(np.maximum.accumulate(seconds).tolist()), factor)
 
 
-def _time(ragged: RaggedModel, batch_size: int, nodes: int, clock: Clock) -> float:
-    """Median seconds of a forward over a root and a bush of ``nodes`` per request."""
-    tree = TreeRows(
-        np.zeros(nodes + 1, dtype=np.int64),
-        np.array([NO_PARENT, *[0] * nodes]),
-        np.array([0, *[1] * nodes]),
-    )
-    branches = [tree.branches(key) for key in range(batch_size)]
-    spent: Sequence[float] = []
-    for _ in range(REPEATS + 1):
-        start = clock()
-        ragged.branch(branches)
-        spent = [*spent, clock() - start]
-    return statistics.median(spent[1:])
+class BushTimer:
+    """Times forwards over bushes, each a root with some children, in a pool of its own."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batch_size: int,
+        context: int,
+        vocab_size: int,
+        clock: Clock,
+    ) -> None:
+        """Reserve the pool; nothing is computed.
+
+        Args:
+            model: prepared for tree attention.
+            batch_size: most requests.
+            context: committed tokens of every request.
+            vocab_size: real tokens.
+            clock: seconds, read when the device is done.
+        """
+        self.batch_size = batch_size
+        self._clock = clock
+        room = context + 1 + NODES_PER_REQUEST[-1]
+        self._ragged = RaggedModel(model, vocab_size=vocab_size, num_slots=batch_size * room)
+        for key in range(batch_size):
+            self._ragged.table.reserve(key, room)
+            # What is in the slots costs the same.
+            self._ragged.table.commit(key, np.arange(context))
+
+    def seconds(self, requests: int, nodes: int) -> float:
+        """Median seconds of a forward over a root and ``nodes`` children of each request."""
+        tree = TreeRows(
+            np.zeros(nodes + 1, dtype=np.int64),
+            np.array([NO_PARENT, *[0] * nodes]),
+            np.array([0, *[1] * nodes]),
+        )
+        branches = [tree.branches(key) for key in range(requests)]
+        spent = []
+        for _ in range(REPEATS + 1):
+            start = self._clock()
+            self._ragged.branch(branches)
+            spent.append(self._clock() - start)
+        return statistics.median(spent[1:])

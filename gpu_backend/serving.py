@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from echo_policies.api import DraftPlan, Policy
+from echo_policies.api import CostView, DraftPlan, Policy
 from echo_policies.session import open_session, widest_plan
 from gpu_backend.batch_drafter import BatchDrafter, draft_rows
 from gpu_backend.combined_drafter import CombinedDrafter
@@ -55,6 +55,8 @@ class ServeSettings:
     """Longest requests that the KV pools hold at a time; ``num_slots`` by default."""
     is_staged: bool = True
     caps_all: bool = False
+    costs: CostView | None = None
+    """What policies may know of costs; None where nothing was timed."""
 
 
 def build_engine(
@@ -94,6 +96,7 @@ def build_engine(
             tree_rows=tree_rows,
             stops=pair.stops,
             prefill_chunk=settings.prefill_chunk,
+            costs=settings.costs,
         ),
         Stopwatch(clock or device_clock(target.device)),
     )
