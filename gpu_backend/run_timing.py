@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from echo_policies.api import Policy
 from echo_policies.session import widest_plan
@@ -24,6 +25,8 @@ class Timed:
     """None where ``k_max`` was given."""
     costs: MeasuredCosts | None
     """None where nobody asks for them."""
+    by_context: Mapping[int, MeasuredCosts]
+    """Costs at the shortest, the mean and the longest context; empty unless they are written."""
 
 
 def time_run(
@@ -32,7 +35,7 @@ def time_run(
     policies: Sequence[Policy],
     workload: Workload,
     *,
-    times_costs: bool = False,
+    writes_costs: bool = False,
 ) -> Timed:
     """Time forwards at the run's batch size, every request in the middle of its output.
 
@@ -41,7 +44,7 @@ def time_run(
         pair: the models.
         policies: of the run; costs are timed if one of them weighs costs.
         workload: its prompts say how long contexts are.
-        times_costs: time costs whoever asks.
+        writes_costs: time costs whoever asks, at several contexts.
     """
     context = int(workload.mean_prompt) + config.max_new_tokens // 2
     clock = device_clock(pair.target.device)
@@ -57,18 +60,22 @@ def time_run(
         )
     k_max = config.k_max if knee is None else knee.k_max
     assert k_max is not None, "given or measured"
-    if not times_costs and not any(policy.scheduler.uses_costs for policy in policies):
-        return Timed(k_max, knee, None)
+    if not writes_costs and not any(policy.scheduler.uses_costs for policy in policies):
+        return Timed(k_max, knee, None, {})
     plans = [(policy, widest_plan(policy)) for policy in policies]
     nodes = [kept_nodes(each, plan, k_max, caps_all=config.cap_all) for each, plan in plans]
     widths = [max(plan.template.expanded) if plan.template else plan.width for _, plan in plans]
-    costs = measure_costs(
+    measure = partial(
+        measure_costs,
         pair,
         batch_size=config.batch_size,
-        context=context,
         most_nodes=max(nodes),
         most_width=max(widths),
         clock=clock,
-        knee=knee,
     )
-    return Timed(k_max, knee, costs)
+    costs = measure(context=context, knee=knee)
+    if not writes_costs:
+        return Timed(k_max, knee, costs, {})
+    shortest = min(len(request.prompt) for request in workload.requests)
+    others = {shortest, workload.max_tokens} - {context}
+    return Timed(k_max, knee, costs, {context: costs} | {n: measure(context=n) for n in others})

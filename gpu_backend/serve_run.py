@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from echo_policies.api import Policy
 from echo_policies.errors import InputError
 from gpu_backend import library_versions, models
+from gpu_backend.cost_rows import cost_rows
 from gpu_backend.knee import Knee
 from gpu_backend.live_calibration import calibrate
 from gpu_backend.measured_costs import MeasuredCosts
@@ -70,6 +72,8 @@ class Prepared:
     settings: ServeSettings
     knee: Knee | None
     costs: MeasuredCosts | None
+    costs_by_context: Mapping[int, MeasuredCosts]
+    """Empty unless they are to be written."""
     policies: tuple[Policy, ...]
     """Plain decoding first, all calibrated."""
     calibration: str
@@ -84,7 +88,7 @@ def prepare(
     located: Sequence[LocatedModel],
     *,
     progress: Progress = lambda *_: None,
-    times_costs: bool = False,
+    writes_costs: bool = False,
 ) -> Prepared:
     """Load models and prompts, choose ``k_max`` and fit gates.
 
@@ -92,7 +96,7 @@ def prepare(
         config: the options.
         located: the models that :func:`gpu_backend.serve_setup.models_needed` names.
         progress: shown while calibration requests finish.
-        times_costs: time what steps cost even if no policy weighs it.
+        writes_costs: time what steps cost at several contexts, even if no policy weighs it.
 
     Raises:
         InputError: a model, a prompt, a policy or an option cannot be used.
@@ -103,7 +107,7 @@ def prepare(
     calibrates = not all(policy.is_calibrated for policy in policies)
     pair, tokenizer = load_pair(config, [model.path for model in located], device)
     workload = make_workload(config, pair, tokenizer, calibrates=calibrates)
-    timed = time_run(config, pair, policies, workload, times_costs=times_costs)
+    timed = time_run(config, pair, policies, workload, writes_costs=writes_costs)
     settings = ServeSettings(
         num_slots=config.batch_size,
         k_max=timed.k_max,
@@ -140,6 +144,7 @@ def prepare(
         settings=settings,
         knee=timed.knee,
         costs=timed.costs,
+        costs_by_context=timed.by_context,
         policies=tuple(policies),
         calibration=calibration,
         target=target,
@@ -192,6 +197,18 @@ def serve_policies(
         knee=None if knee is None else KneeTable(rows=knee.rows, seconds=knee.seconds),
         costs=None if ready.costs is None else ready.costs.tables(),
         rows=tuple(_row(run, runs[0], ready, config) for run in runs),
+    )
+
+
+def written_costs(config: ServeConfig, ready: Prepared) -> str:
+    """What was timed, as the file that the simulator reads."""
+    device = ready.device
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return cost_rows(
+        ready.costs_by_context,
+        model=Path(config.target).stem,
+        gpu=gpu.removeprefix("NVIDIA "),
+        batch_size=config.batch_size,
     )
 
 

@@ -112,7 +112,7 @@ class Fallback(Scheduler):
     margin: float = Field(0.03, ge=0, description="gain needed to take up drafting unprobed")
     tax: float = Field(0.01, gt=0, le=1, description="share of the time that probes may cost")
     best_case: float = Field(
-        0.9, gt=0, le=1, description="acceptance per level at which drafting must pay to be tried"
+        0.95, gt=0, le=1, description="acceptance per level at which drafting must pay to be tried"
     )
 
     @field_serializer("inner")
