@@ -114,6 +114,8 @@ class Scheduler(_Part, ABC):
     """Whether the plan stays within ``k_max`` by itself."""
     uses_gate: ClassVar[bool] = False
     """Whether :meth:`extend` heeds the gate's answer."""
+    uses_costs: ClassVar[bool] = False
+    """Whether it looks at ``ctx.costs``, so that an engine must have them."""
 
     @abstractmethod
     def begin(self, ctx: StepContext, memory: State) -> tuple[DraftPlan, State]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from echo_policies.api import Policy
+from echo_policies.api import Policy, Scheduler
 from echo_policies.gates.confidence import ConfidenceGate
 from echo_policies.gates.open import OpenGate
 from echo_policies.schedulers.elastic import Elastic
+from echo_policies.schedulers.fallback import Fallback
 from echo_policies.schedulers.none import NoDraft
 from echo_policies.schedulers.rerank import Rerank
 from echo_policies.schedulers.static import Chain, StaticTree
@@ -90,3 +91,12 @@ PRESETS: dict[str, Callable[[], Policy]] = {
     )
 }
 """Every named policy of this package."""
+
+
+def fallback(inner: Scheduler) -> Scheduler:
+    """Plain decoding where drafting is predicted to be slower."""
+    return Fallback(inner=inner)
+
+
+WRAPPERS: dict[str, Callable[[Scheduler], Scheduler]] = {"fallback": fallback}
+"""What ``NAME+WRAPPER`` puts around the scheduler of a policy."""

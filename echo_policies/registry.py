@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
@@ -20,8 +21,10 @@ from pydantic import BaseModel, ValidationError
 from echo_policies.api import Gate, Policy, Scheduler
 from echo_policies.errors import InputError, PolicyLoadError, UnknownNameError
 from echo_policies.gates.open import OpenGate
-from echo_policies.presets import PRESETS
+from echo_policies.presets import PRESETS, WRAPPERS
 from echo_policies.schedulers.elastic import Elastic
+
+_WRAPPED = re.compile(r"(?P<inner>.+)\+(?P<wrapper>[A-Za-z_]\w*)(?::(?P<fields>.*))?")
 
 ENTRY_POINT_GROUP = "echo_policies"
 """Group under which a package offers policies: a Policy, Gate or Scheduler class, or a factory."""
@@ -36,13 +39,17 @@ def parse(spec: str) -> Policy:
     """Build the policy that a specification names.
 
     Args:
-        spec: ``echo``, ``echo:w_topk=1,failing_layer=keep``, ``my_file.py:MyPolicy:alpha=0.3``.
+        spec: ``echo``, ``echo:w_topk=1,failing_layer=keep``, ``my_file.py:MyPolicy:alpha=0.3``;
+            each may be wrapped, as in ``echo:w_topk=1+fallback``.
 
     Raises:
         UnknownNameError: no such policy or parameter; the nearest name is offered.
         PolicyLoadError: a file or class that cannot be used.
         InputError: a parameter's value breaks its rule.
     """
+    wrapped = _WRAPPED.fullmatch(spec)
+    if wrapped is not None:
+        return _wrap(parse(wrapped["inner"]), wrapped["wrapper"], wrapped["fields"] or "", spec)
     head, fields = _split_spec(spec)
     made = _make(head)
     policy = made if isinstance(made, Policy) else _as_policy(made, head)
@@ -98,6 +105,17 @@ def with_parameters(policy: Policy, values: dict[str, Any]) -> Policy:
         else:
             policy = policy.model_copy(update={owner: changed})
     return policy
+
+
+def _wrap(policy: Policy, wrapper: str, fields: str, spec: str) -> Policy:
+    """Put a policy's scheduler into another one."""
+    if wrapper not in WRAPPERS:
+        raise UnknownNameError("policy wrapper", wrapper, WRAPPERS)
+    around = policy.model_copy(update={"scheduler": WRAPPERS[wrapper](policy.scheduler)})
+    pieces = [piece for piece in _split_commas(fields) if piece]
+    around = with_parameters(around, dict(_parse_field(spec, piece) for piece in pieces))
+    name = f"{policy.name}+{wrapper}" + (f":{fields}" if fields else "")
+    return around.model_copy(update={"name": name})
 
 
 def _revalidate(part: BaseModel, update: dict[str, Any]) -> BaseModel:

@@ -102,7 +102,13 @@ class Session:
         Raises:
             PolicyCrash: the policy raised.
             PolicyViolation: the policy broke its contract.
+            SignalError: the policy weighs costs, and the engine gives none.
         """
+        if ctx.costs is None and self.policy.scheduler.uses_costs:
+            raise SignalError(
+                f"Policy {self.policy.name!r} weighs costs, which this engine does not give; "
+                "run it where steps have a price (`simulate`, `run_gpu`)."
+            )
         if self.caps_all and ctx.k_max == 0:
             return _plain_decoding(ctx)
         is_strict = self.guards and ctx.live_B.device.type == "cpu"

@@ -160,3 +160,16 @@ class Feedback:
     draft_s: float
     verify_s: float
     step_s: float
+    other_s: float = 0.0
+    """Of the step's seconds those that are neither drafting nor verification nor prefill."""
+    num_live: int = 0
+    """Requests that took part. This and what follows are host numbers: an engine that has
+    committed a step knows them, so looking at them is no sync."""
+    num_accepted: int = 0
+    """Sum of ``accepted_B``."""
+    num_verified: int = 0
+    """Candidate nodes verified, K."""
+    has_drafted: bool = False
+    """Whether there was anything drafted, by whatever drafter."""
+    draft_layers: int = 0
+    """Draft layers that ran, as a forward of a draft model; a lookup runs none."""

@@ -21,9 +21,6 @@ IntArray = npt.NDArray[np.int64]
 class BatchDrafter(TreeDrafter):
     """Drafts for every slot of a batch from a model that reads tokens."""
 
-    taps: tuple[int, ...] = ()
-    """It reads no features of the target."""
-
     def __init__(
         self, draft: RaggedModel, num_slots: int, *, tree_rows: int, row_chunk: int = 512
     ) -> None:
@@ -39,6 +36,11 @@ class BatchDrafter(TreeDrafter):
         self.draft = draft
         self._row_chunk = row_chunk
         self._unread: list[list[int]] = [[] for _ in range(num_slots)]
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """It reads no features of the target."""
+        return ()
 
     def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
         """Read prompt tokens."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echo_policies.api import Feedback, State, StepContext
+from echo_policies.api import CostView, Feedback, State, StepContext
 from echo_policies.session import Decision, Session
 from gpu_backend.ragged_model import Extension
 from gpu_backend.serving_batch import Finished, FinishReason, ServeRequest, Serving, ServingBatch
@@ -39,6 +39,8 @@ class EngineOptions:
     """Tokens that end an output."""
     prefill_chunk: int | None = 512
     """Prompt tokens read per step, of all requests together; None reads whole prompts at once."""
+    costs: CostView | None = None
+    """What the policy may know of costs."""
 
 
 class StepObserver(Protocol):
@@ -213,7 +215,7 @@ class Engine:
         return emitted
 
     def _decode(self) -> None:
-        batch, watch = self._batch, self._watch
+        batch, watch, options = self._batch, self._watch, self._options
         start = watch.now()
         slots = batch.decoding()
         request_B = np.full(batch.num_slots, IDLE, dtype=np.int64)
@@ -224,7 +226,7 @@ class Engine:
         )
         with torch.inference_mode():
             with watch.part("decide"):
-                ctx = batch.context(self._options.k_max, self._steps, device)
+                ctx = batch.context(options.k_max, self._steps, device, options.costs)
                 decision = self._session.decide(ctx, self._memory)
             if self.observer is not None:
                 served = {slot: batch.at(slot) for slot in slots}
@@ -241,6 +243,12 @@ class Engine:
             times.draft_s,
             times.verify_s,
             times.total_s,
+            other_s=times.total_s - times.draft_s - times.verify_s - times.prefill_s,
+            num_live=len(slots),
+            num_accepted=int(accepted_B.sum()),
+            num_verified=self._verifier.num_nodes,
+            has_drafted=bool(decision.forest.layers),
+            draft_layers=self.drafter.num_forwards if decision.forest.layers else 0,
         )
         self._memory = self._session.policy.scheduler.observe(self._memory, feedback)
         self._steps += 1

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from gpu_backend.eagle3.ragged_head import RaggedHead
+from gpu_backend.kv_slots import SlotTable
 from gpu_backend.ragged_model import RaggedModel
+from gpu_backend.ragged_pool import Branches
 from gpu_backend.stopwatch import Clock
 from gpu_backend.tree_layout import NO_PARENT, TreeRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from gpu_backend.eagle3.head import Eagle3Head
 
 NODES_PER_REQUEST: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Tree sizes that are timed, until one is beyond the knee."""
@@ -64,31 +69,84 @@ def measure_knee(
         clock: seconds, read when the device is done.
         vocab_size: real tokens.
     """
-    room = context + 1 + NODES_PER_REQUEST[-1]
-    ragged = RaggedModel(model, vocab_size=vocab_size, num_slots=batch_size * room, block=room)
-    for key in range(batch_size):
-        ragged.table.reserve(key, room)
-        ragged.table.commit(key, np.arange(context))  # what is in the slots costs the same
+    timer = model_timer(model, batch_size, context, vocab_size, clock)
     rows, seconds = [], []
     for nodes in NODES_PER_REQUEST:
         rows.append(batch_size * (nodes + 1))
-        seconds.append(_time(ragged, batch_size, nodes, clock))
+        seconds.append(timer.seconds(batch_size, nodes))
         if seconds[-1] > factor * seconds[0]:
             break
     return Knee(tuple(rows), tuple(np.maximum.accumulate(seconds).tolist()), factor)
 
 
-def _time(ragged: RaggedModel, batch_size: int, nodes: int, clock: Clock) -> float:
-    """Median seconds of a forward over a root and a bush of ``nodes`` per request."""
-    tree = TreeRows(
-        np.zeros(nodes + 1, dtype=np.int64),
-        np.array([NO_PARENT, *[0] * nodes]),
-        np.array([0, *[1] * nodes]),
-    )
-    branches = [tree.branches(key) for key in range(batch_size)]
-    spent: Sequence[float] = []
-    for _ in range(REPEATS + 1):
-        start = clock()
-        ragged.branch(branches)
-        spent = [*spent, clock() - start]
-    return statistics.median(spent[1:])
+class BushTimer:
+    """Times forwards over bushes, each a root with some children, in a pool of its own."""
+
+    def __init__(
+        self,
+        table: SlotTable,
+        run: Callable[[Sequence[Branches]], object],
+        batch_size: int,
+        context: int,
+        clock: Clock,
+    ) -> None:
+        """Reserve the pool; nothing is computed.
+
+        Args:
+            table: of a pool for bushes of :func:`bush_room` slots.
+            run: a forward over tree rows.
+            batch_size: most requests.
+            context: committed tokens of every request.
+            clock: seconds, read when the device is done.
+        """
+        self.batch_size = batch_size
+        self._run = run
+        self._clock = clock
+        for key in range(batch_size):
+            table.reserve(key, bush_room(context))
+            # What is in the slots costs the same.
+            table.commit(key, np.arange(context))
+
+    def seconds(self, requests: int, nodes: int) -> float:
+        """Median seconds of a forward over a root and ``nodes`` children of each request."""
+        tree = TreeRows(
+            np.zeros(nodes + 1, dtype=np.int64),
+            np.array([NO_PARENT, *[0] * nodes]),
+            np.array([0, *[1] * nodes]),
+        )
+        branches = [tree.branches(key) for key in range(requests)]
+        spent = []
+        for _ in range(REPEATS + 1):
+            start = self._clock()
+            self._run(branches)
+            spent.append(self._clock() - start)
+        return statistics.median(spent[1:])
+
+
+def bush_room(context: int) -> int:
+    """Slots of a request with so many committed tokens and the largest bush."""
+    return context + 1 + NODES_PER_REQUEST[-1]
+
+
+def model_timer(
+    model: PreTrainedModel, batch_size: int, context: int, vocab_size: int, clock: Clock
+) -> BushTimer:
+    """Timer of a model that reads tokens.
+
+    Args:
+        model: prepared for tree attention.
+        batch_size: most requests.
+        context: committed tokens of every request.
+        vocab_size: real tokens.
+        clock: seconds, read when the device is done.
+    """
+    room = bush_room(context)
+    ragged = RaggedModel(model, vocab_size=vocab_size, num_slots=batch_size * room, block=room)
+    return BushTimer(ragged.table, ragged.branch, batch_size, context, clock)
+
+
+def head_timer(head: Eagle3Head, batch_size: int, context: int, clock: Clock) -> BushTimer:
+    """Timer of an EAGLE-3 head; likewise."""
+    room = bush_room(context)
+    ragged = RaggedHead(head, num_slots=batch_size * room, block=room)
+    return BushTimer(ragged.table, ragged.branch_of_nothing, batch_size, context, clock)

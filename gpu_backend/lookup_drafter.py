@@ -39,6 +39,8 @@ class LookupDrafter:
 
     taps: tuple[int, ...] = ()
     """It reads no features of the target."""
+    num_forwards: int = 0
+    """No model runs."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         """Start without requests.
@@ -135,6 +137,15 @@ class LookupDrafter:
     def keep(self, layer: Candidates) -> LayerView:
         """Remember what only the drafter knows of a layer."""
         return self.step.keep(layer)
+
+    def matches(self, mask_BF: Tensor, num_tokens: int) -> Tensor:
+        """bool [B, F]: these nodes at whose end the last ``num_tokens`` tokens stood earlier."""
+        mask = mask_BF.cpu().numpy()
+        found_BF = np.zeros(mask.shape, dtype=bool)
+        for slot, place in np.argwhere(mask).tolist():
+            branch = self._branch_BF[slot][place]
+            found_BF[slot, place] = self._text(slot).has_followed(branch, num_tokens)
+        return torch.from_numpy(found_BF).to(mask_BF.device)
 
     def _text(self, slot: int) -> ContextIndex:
         text = self._texts[slot]

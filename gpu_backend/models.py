@@ -50,9 +50,13 @@ def describe_model(path: Path, dtype: DtypeName) -> ModelInfo:
     )
 
 
-def describe_lookup() -> ModelInfo:
-    """Prompt lookup in the place of a draft model."""
-    return ModelInfo(name="prompt lookup", weights=f"contexts of 1 to {MAX_NGRAM} tokens")
+def describe_lookup(model: ModelInfo | None = None) -> ModelInfo:
+    """Prompt lookup in the place of a draft model, or before it."""
+    contexts = f"contexts of 1 to {MAX_NGRAM} tokens"
+    if model is None:
+        return ModelInfo(name="prompt lookup", weights=contexts)
+    update = {"name": f"prompt lookup + {model.name}", "weights": f"{contexts}; {model.weights}"}
+    return model.model_copy(update=update)
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

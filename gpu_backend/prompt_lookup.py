@@ -26,6 +26,12 @@ PROMPT_LOOKUP: Final = "prompt-lookup"
 MAX_NGRAM: Final = 8
 """Longest context that is looked up, in tokens."""
 
+MATCH: Final = 2
+"""Tokens that must have stood earlier for a lookup to go before a draft model (docs/results.md)."""
+
+MODEL_LEVELS: Final = 2
+"""Depths that a draft model proposes beside lookup; likewise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Followers:
@@ -67,6 +73,16 @@ class ContextIndex:
             for length in range(1, min(self._max_ngram, here) + 1):
                 self._places[tuple(self._text[here - length :])].append(here)
             self._text.append(token)
+
+    def has_followed(self, drafted: Sequence[int], num_tokens: int) -> bool:
+        """Whether the last ``num_tokens`` of the text and ``drafted`` stood in the text earlier.
+
+        Something followed them then, and so does something behind every shorter context. A
+        context longer than what is indexed counts by its last tokens that are.
+        """
+        size = min(num_tokens, self._max_ngram)
+        context = (*self._text[max(0, len(self._text) - size) :], *drafted)[-size:]
+        return len(context) == size and context in self._places
 
     def followers(self, drafted: Sequence[int] = (), length: int | None = None) -> Followers:
         """Look up what follows the text and ``drafted`` behind it.

@@ -17,11 +17,14 @@ from gpu_backend.serve_options import (
     CapAllOption,
     DeviceOption,
     DraftOption,
+    DraftVocabOption,
     DtypeOption,
     KMaxFactorOption,
     KMaxOption,
+    LookupMatchOption,
     MaxNewTokensOption,
     MaxPromptTokensOption,
+    ModelLevelsOption,
     ModeOption,
     PenaltyOption,
     PolicyOption,
@@ -43,6 +46,9 @@ def serve(
     policy: PolicyOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
+    draft_vocab: DraftVocabOption = None,
+    lookup_match: LookupMatchOption = None,
+    model_levels: ModelLevelsOption = None,
     prompts: PromptsOption = None,
     batch_size: BatchSizeOption = None,
     requests: RequestsOption = None,
@@ -69,6 +75,10 @@ def serve(
         bool, typer.Option("--show-text", help="Print the outputs of the last policy.")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    write_costs: Annotated[
+        Path | None,
+        typer.Option(help="Write timed forwards as CSV, for `simulate --costs table:FILE`."),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Serve prompts with real models; plain decoding is always the first row.
@@ -87,6 +97,9 @@ def serve(
             "policies": tuple(policy or ["echo"]),
             "target": target,
             "draft": draft,
+            "draft_vocab": draft_vocab,
+            "lookup_match": lookup_match,
+            "model_levels": model_levels,
             "prompts": tuple(prompts or ()),
             "batch_size": batch_size,
             "requests": requests,
@@ -110,24 +123,31 @@ def serve(
             "top_k": top_k,
             "repetition_penalty": repetition_penalty,
         }
-        is_complete = _compare(options, sampling, json, shows_text=show_text)
+        is_complete = _compare(options, sampling, json, write_costs, shows_text=show_text)
     if not is_complete:
         raise typer.Exit(INTERRUPTED)
 
 
 def _compare(
-    options: dict[str, Any], sampling: dict[str, Any], json: Path | None, *, shows_text: bool
+    options: dict[str, Any],
+    sampling: dict[str, Any],
+    json: Path | None,
+    steps: Path | None,
+    *,
+    shows_text: bool,
 ) -> bool:
     """Run, print, write; returns whether every request was served."""
     from gpu_backend.progress import ProgressBars
     from gpu_backend.serve_output import print_result
-    from gpu_backend.serve_run import prepare, serve_policies
+    from gpu_backend.serve_run import prepare, serve_policies, written_costs
     from traces.terminal import check_writable, write_text
 
-    check_writable([json] if json is not None else [])
+    check_writable([path for path in (json, steps) if path is not None])
     config, located = start(options, sampling)
     with ProgressBars() as bars:
-        ready = prepare(config, located, progress=bars.update)
+        ready = prepare(config, located, progress=bars.update, writes_costs=steps is not None)
+        if steps is not None:
+            write_text(steps, written_costs(config, ready))
         with first_interrupt_asks() as should_stop:
             result = serve_policies(config, ready, progress=bars.update, should_stop=should_stop)
     print_result(result, shows_text=shows_text)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from echo_policies.errors import InputError
 from gpu_backend.config import DtypeName
-from gpu_backend.prompt_lookup import PROMPT_LOOKUP
+from gpu_backend.prompt_lookup import MATCH, MAX_NGRAM, MODEL_LEVELS, PROMPT_LOOKUP
 from gpu_backend.sampling import Sampling
 
 
@@ -20,7 +20,21 @@ class ServeConfig(BaseModel):
 
     policies: tuple[str, ...] = Field(min_length=1, description="policies to compare")
     target: str = Field(description="target: a path or a name of a model")
-    draft: str = Field(PROMPT_LOOKUP, description="draft: likewise, or prompt-lookup")
+    draft: str = Field(
+        PROMPT_LOOKUP, description="draft: likewise, prompt-lookup, or prompt-lookup+MODEL"
+    )
+    draft_vocab: int | None = Field(
+        None, ge=1, description="tokens the draft model proposes, by lowest id; all if unset"
+    )
+    lookup_match: int = Field(
+        MATCH,
+        ge=1,
+        le=MAX_NGRAM,
+        description="tokens that stood earlier, for a lookup before the model",
+    )
+    model_levels: int = Field(
+        MODEL_LEVELS, ge=1, le=64, description="depths the draft model proposes beside lookup"
+    )
     prompts: tuple[Path, ...] = Field(min_length=1, description="JSONL files of prompts")
     batch_size: int = Field(8, ge=1, le=4096, description="requests served at a time")
     requests: int | None = Field(None, ge=1, description="prompts in all; every prompt if unset")
@@ -43,8 +57,23 @@ class ServeConfig(BaseModel):
 
     @property
     def looks_up(self) -> bool:
-        """Whether drafts come from prompt lookup."""
-        return self.draft == PROMPT_LOOKUP
+        """Whether drafts come from prompt lookup, alone or before a draft model is asked."""
+        return self.draft == PROMPT_LOOKUP or self.draft.startswith(f"{PROMPT_LOOKUP}+")
+
+    @property
+    def draft_model(self) -> str | None:
+        """Path or name of the draft model; None where drafts are only looked up."""
+        return (self.draft.removeprefix(PROMPT_LOOKUP)[1:] or None) if self.looks_up else self.draft
+
+    @model_validator(mode="after")
+    def _draft_is_whole(self) -> Self:
+        if self.draft == f"{PROMPT_LOOKUP}+":
+            raise ValueError(
+                f"draft must name a model behind {PROMPT_LOOKUP}+, or be {PROMPT_LOOKUP}"
+            )
+        if self.draft_vocab is not None and self.draft_model is None:
+            raise ValueError("draft_vocab cuts a draft model's head; prompt lookup has none")
+        return self
 
     @model_validator(mode="after")
     def _files_differ(self) -> Self:

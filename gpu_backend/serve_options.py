@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpu_backend.models_cli import MODEL_HELP
-from gpu_backend.prompt_lookup import PROMPT_LOOKUP
+from gpu_backend.prompt_lookup import MATCH, MODEL_LEVELS, PROMPT_LOOKUP
 from gpu_backend.serve_defaults import SMALL, TARGET
 
 PolicyOption = Annotated[
@@ -21,7 +21,21 @@ PolicyOption = Annotated[
 ]
 TargetOption = Annotated[str | None, typer.Option(help=f"Target [{TARGET}]: {MODEL_HELP}")]
 DraftOption = Annotated[
-    str | None, typer.Option(help=f"Draft, likewise, or {PROMPT_LOOKUP!r} (default).")
+    str | None,
+    typer.Option(
+        help=f"Draft, likewise, {PROMPT_LOOKUP!r} (default), or {PROMPT_LOOKUP + '+MODEL'!r}."
+    ),
+]
+DraftVocabOption = Annotated[
+    int | None, typer.Option(help="Tokens the draft model proposes, by lowest id; all if unset.")
+]
+LookupMatchOption = Annotated[
+    int | None,
+    typer.Option(help=f"{PROMPT_LOOKUP}+MODEL: tokens that must repeat for a lookup [{MATCH}]."),
+]
+ModelLevelsOption = Annotated[
+    int | None,
+    typer.Option(help=f"{PROMPT_LOOKUP}+MODEL: depths the model proposes [{MODEL_LEVELS}]."),
 ]
 PromptsOption = Annotated[
     list[Path] | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_backend.serve_results import ServeResult, ServeRow
+from gpu_backend.serve_results import CostTables, KneeTable, ServeResult, ServeRow
 from traces.table import TableRow, comparison_table
 from traces.terminal import console
 
@@ -51,7 +51,28 @@ def head(result: ServeResult) -> list[str]:
     ]
     if result.head:
         lines.insert(1, f"head      {result.head}")
+    if result.costs is not None:
+        lines.append(f"costs     {costs_line(result.costs)}")
     return [*lines, f"gates     {result.calibration}"] if result.calibration else lines
+
+
+def costs_line(costs: CostTables) -> str:
+    """Say what policies know of costs."""
+    verify = costs.verify
+    said = (
+        f"timed here: a verify forward {_ms(verify, 0)} over {verify.rows[0]} rows, "
+        f"{_ms(verify, -1)} over {verify.rows[-1]}"
+    )
+    if costs.draft is None:
+        return f"{said}; lookups count as free"
+    return (
+        f"{said}; a draft layer {_ms(costs.draft, 0)} over {costs.draft.rows[0]}, "
+        f"{_ms(costs.draft, -1)} over {costs.draft.rows[-1]}"
+    )
+
+
+def _ms(table: KneeTable, place: int) -> str:
+    return f"{1e3 * table.seconds[place]:.3g} ms"
 
 
 def notes(result: ServeResult) -> Iterator[str]:

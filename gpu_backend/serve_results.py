@@ -57,6 +57,14 @@ class KneeTable(_Frozen):
     seconds: tuple[float, ...]
 
 
+class CostTables(_Frozen):
+    """What policies knew of costs: timed forwards by rows."""
+
+    verify: KneeTable
+    draft: KneeTable | None
+    """Of a draft model's layer; None where there is no draft model."""
+
+
 class ServeResult(_Frozen):
     """The outcome of one ``run_gpu``."""
 
@@ -75,6 +83,8 @@ class ServeResult(_Frozen):
     calibration: str
     """What gates were fitted on, in words; empty where nothing needed it."""
     knee: KneeTable | None
+    costs: CostTables | None
+    """None where no policy weighs costs."""
     rows: tuple[ServeRow, ...]
     """Plain decoding first."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,9 +14,12 @@ import torch
 from echo_policies.api import Policy
 from echo_policies.errors import InputError
 from gpu_backend import library_versions, models
-from gpu_backend.knee import Knee, measure_knee
+from gpu_backend.cost_rows import cost_rows
+from gpu_backend.knee import Knee
 from gpu_backend.live_calibration import calibrate
+from gpu_backend.measured_costs import MeasuredCosts
 from gpu_backend.packed_linear import describe_products
+from gpu_backend.run_timing import time_run
 from gpu_backend.serve_config import ServeConfig
 from gpu_backend.serve_loop import serve_all
 from gpu_backend.serve_results import KneeTable, ServedRequest, ServeResult, ServeRow
@@ -30,7 +34,6 @@ from gpu_backend.serve_setup import (
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import Finished
 from gpu_backend.sources.locate import LocatedModel
-from gpu_backend.stopwatch import device_clock
 from traces.metrics import summarise
 from traces.records import RunRecords
 from traces.schema import ModelInfo
@@ -69,6 +72,9 @@ class Prepared:
     workload: Workload
     settings: ServeSettings
     knee: Knee | None
+    costs: MeasuredCosts | None
+    costs_by_context: Mapping[int, MeasuredCosts]
+    """Empty unless they are to be written."""
     policies: tuple[Policy, ...]
     """Plain decoding first, all calibrated."""
     calibration: str
@@ -79,7 +85,11 @@ class Prepared:
 
 
 def prepare(
-    config: ServeConfig, located: Sequence[LocatedModel], *, progress: Progress = lambda *_: None
+    config: ServeConfig,
+    located: Sequence[LocatedModel],
+    *,
+    progress: Progress = lambda *_: None,
+    writes_costs: bool = False,
 ) -> Prepared:
     """Load models and prompts, choose ``k_max`` and fit gates.
 
@@ -87,6 +97,7 @@ def prepare(
         config: the options.
         located: the models that :func:`gpu_backend.serve_setup.models_needed` names.
         progress: shown while calibration requests finish.
+        writes_costs: time what steps cost at several contexts, even if no policy weighs it.
 
     Raises:
         InputError: a model, a prompt, a policy or an option cannot be used.
@@ -97,17 +108,16 @@ def prepare(
     calibrates = not all(policy.is_calibrated for policy in policies)
     pair, tokenizer = load_pair(config, [model.path for model in located], device)
     workload = make_workload(config, pair, tokenizer, calibrates=calibrates)
-    knee = None if config.k_max is not None else _knee(config, pair, workload)
-    k_max = knee.k_max if knee is not None else config.k_max
-    assert k_max is not None, "given or measured"
+    timed = time_run(config, pair, policies, workload, writes_costs=writes_costs)
     settings = ServeSettings(
         num_slots=config.batch_size,
-        k_max=k_max,
+        k_max=timed.k_max,
         max_tokens=workload.max_tokens,
         sampling=config.sampling,
         prefill_chunk=config.prefill_chunk,
         is_staged=config.mode == "staged",
         caps_all=config.cap_all,
+        costs=timed.costs,
     )
     calibration = "" if config.calibration is None else f"from {config.calibration.name}"
     if calibrates:
@@ -126,14 +136,16 @@ def prepare(
         )
     target, *drafts = [_describe(model, config) for model in located]
     if config.looks_up and any_drafts(policies):
-        drafts = [models.describe_lookup()]
+        drafts = [models.describe_lookup(drafts[0] if drafts else None)]
     return Prepared(
         device=device,
         pair=pair,
         tokenizer=tokenizer,
         workload=workload,
         settings=settings,
-        knee=knee,
+        knee=timed.knee,
+        costs=timed.costs,
+        costs_by_context=timed.by_context,
         policies=tuple(policies),
         calibration=calibration,
         target=target,
@@ -185,7 +197,20 @@ def serve_policies(
         k_max_rule=_rule(config),
         calibration=ready.calibration,
         knee=None if knee is None else KneeTable(rows=knee.rows, seconds=knee.seconds),
+        costs=None if ready.costs is None else ready.costs.tables(),
         rows=tuple(_row(run, runs[0], ready, config) for run in runs),
+    )
+
+
+def written_costs(config: ServeConfig, ready: Prepared) -> str:
+    """What was timed, as the file that the simulator reads."""
+    device = ready.device
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return cost_rows(
+        ready.costs_by_context,
+        model=Path(config.target).stem,
+        gpu=gpu.removeprefix("NVIDIA "),
+        batch_size=config.batch_size,
     )
 
 
@@ -208,17 +233,6 @@ def _rule(config: ServeConfig) -> str:
     if config.k_max is not None:
         return "given"
     return f"knee, timed here: t(k_max + B) <= {config.k_max_factor:g} t(B)"
-
-
-def _knee(config: ServeConfig, pair: ModelPair, workload: Workload) -> Knee:
-    return measure_knee(
-        pair.target,
-        batch_size=config.batch_size,
-        context=int(workload.mean_prompt) + config.max_new_tokens // 2,
-        factor=config.k_max_factor,
-        clock=device_clock(pair.target.device),
-        vocab_size=pair.vocab_size,
-    )
 
 
 def _serve(

@@ -118,9 +118,9 @@ def models_needed(config: ServeConfig) -> list[str]:
         objection = lookup_objection(widest_plan(policy)) if config.looks_up else None
         if objection is not None:
             raise SignalError(f"Policy {policy.name!r} {objection}.")
-    if config.looks_up or not any_drafts(policies):
+    if config.draft_model is None or not any_drafts(policies):
         return [config.target]
-    return [config.target, config.draft]
+    return [config.target, config.draft_model]
 
 
 def any_drafts(policies: Sequence[Policy]) -> bool:
@@ -151,10 +151,16 @@ def load_pair(
             continue
         models.require_same_tokens(tokenizer, models.load_tokenizer(path))
         draft = _load(path, config, device)
-        prepare_draft(draft, vocab_size, "draft")
+        prepare_draft(draft, min(vocab_size, config.draft_vocab or vocab_size), "draft")
     target = _load(target_path, config, device)
     pair = ModelPair(
-        target, draft, vocab_size, stop_tokens(target, tokenizer), looks_up=config.looks_up
+        target,
+        draft,
+        vocab_size,
+        stop_tokens(target, tokenizer),
+        looks_up=config.looks_up,
+        match=config.lookup_match,
+        model_levels=config.model_levels,
     )
     for path in heads:
         found = load_head(

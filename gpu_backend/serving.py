@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from echo_policies.api import DraftPlan, Policy
+from echo_policies.api import CostView, DraftPlan, Policy
 from echo_policies.session import open_session, widest_plan
 from gpu_backend.batch_drafter import BatchDrafter
+from gpu_backend.combined_drafter import CombinedDrafter
 from gpu_backend.eagle3.drafter import EagleDrafter
 from gpu_backend.eagle3.ragged_head import RaggedHead
 from gpu_backend.engine import Engine, EngineOptions
 from gpu_backend.lookup_drafter import LookupDrafter
+from gpu_backend.prompt_lookup import MATCH, MODEL_LEVELS
 from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving_drafter import NoDrafter, ServingDrafter
 from gpu_backend.stopwatch import Clock, Stopwatch, device_clock
-from gpu_backend.tree_drafter import draft_rows
+from gpu_backend.tree_drafter import TreeDrafter, draft_rows
 from gpu_backend.verifier import TargetVerifier
 
 if TYPE_CHECKING:
@@ -36,11 +38,15 @@ class ModelPair:
     stops: frozenset[int]
     """Tokens that end an output."""
     looks_up: bool = False
-    """Drafts are looked up in prompt and output; then no draft model is asked."""
+    """Drafts are looked up in prompt and output, and of a draft model asked only elsewhere."""
     head: Eagle3Head | None = None
     """An EAGLE-3 head of the target, in the place of a draft model."""
     head_summary: str = ""
     """One line that says how the head's files were understood."""
+    match: int = MATCH
+    """Tokens that must have stood earlier for a lookup before the draft model."""
+    model_levels: int = MODEL_LEVELS
+    """Depths that the draft model proposes beside lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class ServeSettings:
     """Longest requests that the KV pools hold at a time; ``num_slots`` by default."""
     is_staged: bool = True
     caps_all: bool = False
+    costs: CostView | None = None
+    """What policies may know of costs; None where nothing was timed."""
 
 
 def build_engine(
@@ -99,6 +107,7 @@ def build_engine(
             tree_rows=tree_rows,
             stops=pair.stops,
             prefill_chunk=settings.prefill_chunk,
+            costs=settings.costs,
         ),
         Stopwatch(clock or device_clock(target.device)),
     )
@@ -119,24 +128,27 @@ def kept_nodes(policy: Policy, plan: DraftPlan, k_max: int, *, caps_all: bool) -
 
 
 def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> ServingDrafter:
-    if plan.levels > 0 and pair.looks_up:
-        return LookupDrafter(settings.num_slots, pair.vocab_size)
-    rows = draft_rows(plan)
-    if plan.levels > 0 and pair.head is not None:
-        head = RaggedHead(
-            pair.head,
-            num_slots=_pool_slots(settings, rows),
-            block=settings.max_tokens + rows,
-        )
-        return EagleDrafter(head, settings.num_slots, tree_rows=rows)
-    if plan.levels == 0 or pair.draft is None:
+    if plan.levels == 0:
         return NoDrafter()
+    model = _model_drafter(pair, draft_rows(plan), settings)
+    if not pair.looks_up:
+        return model or NoDrafter()
+    lookup = LookupDrafter(settings.num_slots, pair.vocab_size)
+    if model is None:
+        return lookup
+    return CombinedDrafter(lookup, model, match=pair.match, model_levels=pair.model_levels)
+
+
+def _model_drafter(pair: ModelPair, rows: int, settings: ServeSettings) -> TreeDrafter | None:
+    """Drafter of the pair's head or draft model; None without one."""
+    slots, block = _pool_slots(settings, rows), settings.max_tokens + rows
+    if pair.head is not None:
+        head = RaggedHead(pair.head, num_slots=slots, block=block)
+        return EagleDrafter(head, settings.num_slots, tree_rows=rows)
+    if pair.draft is None:
+        return None
     draft = RaggedModel(
-        pair.draft,
-        vocab_size=pair.vocab_size,
-        num_slots=_pool_slots(settings, rows),
-        block=settings.max_tokens + rows,
-        role="draft",
+        pair.draft, vocab_size=pair.vocab_size, num_slots=slots, block=block, role="draft"
     )
     return BatchDrafter(draft, settings.num_slots, tree_rows=rows)
 

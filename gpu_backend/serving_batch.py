@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from echo_policies.api import StepContext
+from echo_policies.api import CostView, StepContext
 from echo_policies.errors import InputError
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -140,7 +140,9 @@ class ServingBatch:
         assert held is not None, f"slot {slot} is idle"
         return held
 
-    def context(self, k_max: int, step: int, device: torch.device) -> StepContext:
+    def context(
+        self, k_max: int, step: int, device: torch.device, costs: CostView | None = None
+    ) -> StepContext:
         """What the policy may know at the start of a step; idle slots are not live."""
         decoding = set(self.decoding())
         remaining = [
@@ -157,4 +159,5 @@ class ServingBatch:
             arrival_B=torch.tensor(arrival, device=device),
             level_limit=max(remaining) - 1,
             num_live=len(decoding),
+            costs=costs,
         )

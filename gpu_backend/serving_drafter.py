@@ -33,13 +33,18 @@ class ServingDrafter(Drafter, Protocol):
         ...
 
     @property
-    def token_layers(self) -> list[npt.NDArray[np.int64]]:
-        """Token ids [B, W] of the candidates of every depth of this step."""
+    def token_layers(self) -> Sequence[npt.NDArray[np.int64]]:
+        """Token ids [B, W] of the candidates of every depth of the step."""
         ...
 
     @property
-    def revealed(self) -> list[tuple[Children, Frontier | None]]:
-        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
+    def revealed(self) -> Sequence[tuple[Children, Frontier | None]]:
+        """Children of the step's expansions, the roots' first, and which nodes were expanded."""
+        ...
+
+    @property
+    def num_forwards(self) -> int:
+        """Layers of the step that took a forward of a draft model."""
         ...
 
     def require_room(self, num_tokens: int) -> None:
@@ -94,11 +99,9 @@ class NoDrafter:
     signals: frozenset[str] = frozenset({"ranks", "path_logp", "entropy"})
     """All of them, so that a policy is refused for what is missing: a draft model."""
     taps: tuple[int, ...] = ()
-
-    def __init__(self) -> None:
-        """Reveal nothing."""
-        self.token_layers: list[npt.NDArray[np.int64]] = []
-        self.revealed: list[tuple[Children, Frontier | None]] = []
+    token_layers: tuple[npt.NDArray[np.int64], ...] = ()
+    revealed: tuple[tuple[Children, Frontier | None], ...] = ()
+    num_forwards: int = 0
 
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse every plan that drafts."""

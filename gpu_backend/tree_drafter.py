@@ -22,7 +22,7 @@ from echo_policies.api import DraftPlan, Frontier, LayerView
 from gpu_backend.candidates import Candidates, Children
 from gpu_backend.draft_step import DraftStep
 from gpu_backend.kv_slots import SlotTable
-from gpu_backend.ragged_pool import Branches
+from gpu_backend.ragged_pool import Branches, Extension
 
 IntArray = npt.NDArray[np.int64]
 
@@ -74,6 +74,8 @@ class TreeDrafter(ABC):
         self._used_B = np.zeros(num_slots, dtype=np.int64)
         self._above_BFA = np.zeros((num_slots, 1, 0), dtype=np.int64)
         """Places of the newest expanded nodes' branches; A is 0 for the roots."""
+        self.num_forwards = 0
+        """Layers of this step that the model ran for."""
 
     @property
     def signals(self) -> frozenset[str]:
@@ -132,7 +134,9 @@ class TreeDrafter(ABC):
         self.step.start(plan)
         self._used_B[:] = 0
         self._above_BFA = np.zeros((self._num_slots, 1, 0), dtype=np.int64)
-        return self._children(self._catch_up(drafting_B), drafting_B[:, None])
+        logits_RV = self._catch_up(drafting_B)
+        self.num_forwards = int(logits_RV is not None)
+        return self._children(logits_RV, drafting_B[:, None])
 
     def grow(self, layer: LayerView, frontier: Frontier) -> Children:
         """Run nodes of the newest layer, whose parents have been run, and score their children."""
@@ -147,11 +151,25 @@ class TreeDrafter(ABC):
             for slot in np.flatnonzero(mask_BF.any(axis=1)).tolist()
         ]
         logits_RV = self._run(rows, parent_BF, frontier.mask_BF) if rows else None
+        self.num_forwards += bool(rows)
         return self._children(logits_RV, frontier.mask_BF)
 
     def keep(self, layer: Candidates) -> LayerView:
         """Remember what only the drafter knows of a layer."""
         return self.step.keep(layer)
+
+    @property
+    @abstractmethod
+    def taps(self) -> tuple[int, ...]:
+        """Features of the target that it reads, by the layer whose input they are; ascending."""
+
+    @abstractmethod
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
+        """Read prompt tokens, and the target's features of them where it has taps."""
+
+    @abstractmethod
+    def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None = None) -> None:
+        """Note emitted tokens, and features of the positions before them, to be read later."""
 
     @abstractmethod
     def _catch_up(self, drafting_B: Tensor) -> Tensor | None:

@@ -62,6 +62,8 @@ class TargetVerifier:
         """Outcome of the last step by slot."""
         self.features: dict[int, Tensor] = {}
         """Of the rows that were accepted in it, by slot; empty where the target has no taps."""
+        self.num_nodes = 0
+        """Candidate nodes that the last step verified, roots excluded."""
 
     def read(
         self, chunks: Sequence[Extension], ends: Sequence[bool]
@@ -97,6 +99,7 @@ class TargetVerifier:
             lay_out(index, keep[root.slot], tokens[root.slot], root.slot, root.token)
             for root in self._roots
         ]
+        self.num_nodes = sum(tree.num_rows - 1 for tree in trees)
         slots = [root.slot for root in self._roots]
         logits_RV = self.target.branch(
             [tree.branches(slot) for tree, slot in zip(trees, slots, strict=True)]

@@ -252,6 +252,12 @@ class Engine:
             times.draft_s,
             times.verify_s,
             times.total_s,
+            other_s=times.total_s - times.draft_s - times.verify_s - times.prefill_s,
+            num_live=int((request_B != IDLE).sum()),
+            num_accepted=int(counted_B.sum()),
+            num_verified=int(decision.verified_B.sum()),
+            has_drafted=decision.levels > 0,
+            draft_layers=decision.levels,
         )
         return self._session.policy.scheduler.observe(memory, feedback)
 

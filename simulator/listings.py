@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.table import Table
 
-from echo_policies.presets import PRESETS
+from echo_policies.presets import PRESETS, WRAPPERS
 from echo_policies.registry import available, parse
+from echo_policies.schedulers.none import NoDraft
 from simulator.output import provenance
 from traces.calibration_file import Calibration
 from traces.library import available as bundled_traces
@@ -22,8 +25,16 @@ def print_policies() -> None:
     for name in available():
         what = (PRESETS[name].__doc__ or "").splitlines()[0] if name in PRESETS else "installed"
         values = parse(name).parameters()
-        table.add_row(name, what, ", ".join(f"{key}={value}" for key, value in values.items()))
+        table.add_row(name, what, _parameters(values))
+    for name, wrap in WRAPPERS.items():
+        what = (wrap.__doc__ or "").splitlines()[0]
+        values = wrap(NoDraft()).model_dump(exclude={"inner"})
+        table.add_row(f"NAME+{name}", what, _parameters(values))
     console().print(table)
+
+
+def _parameters(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def print_traces() -> None:

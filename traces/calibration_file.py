@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from echo_policies.api import Policy
 from echo_policies.calibration import DepthReport
 from echo_policies.errors import InputError
+from echo_policies.schedulers.fallback import Fallback
 from traces.library import resolve_calibration
 
 
@@ -51,6 +52,8 @@ class Calibration(_Frozen):
             InputError: the file holds no such policy.
         """
         entries = [entry for entry in self.policies if entry.policy == policy.name]
+        if not entries and isinstance(policy.scheduler, Fallback):
+            return self._apply_inside(policy, policy.scheduler, batch_size)
         if not entries:
             known = sorted({entry.policy for entry in self.policies})
             raise InputError(
@@ -64,6 +67,14 @@ class Calibration(_Frozen):
                 "scheduler": type(policy.scheduler).model_validate(best.scheduler),
             }
         )
+
+    def _apply_inside(self, policy: Policy, around: Fallback, batch_size: int) -> Policy:
+        """Fit the policy that a fallback is around; it has no fitted parameter itself."""
+        name = policy.name.rpartition("+")[0]
+        bare = policy.model_copy(update={"name": name, "scheduler": around.inner})
+        fitted = bare if bare.is_calibrated else self.apply(bare, batch_size)
+        scheduler = around.model_copy(update={"inner": fitted.scheduler})
+        return policy.model_copy(update={"gate": fitted.gate, "scheduler": scheduler})
 
 
 def load_calibration(name_or_path: str | Path) -> Calibration:

@@ -120,7 +120,19 @@ def play(
         decision = session.decide(ctx, memory)
         played.append(Played(ctx, copy, decision, drafter))
         accepted_B = drafter.verify(decision.forest, decision.keep_BN)
-        feedback = Feedback(accepted_B, decision.keep_BN, ctx.live_B, 1e-3, 1e-2, 1.1e-2)
+        feedback = Feedback(
+            accepted_B,
+            decision.keep_BN,
+            ctx.live_B,
+            1e-3,
+            1e-2,
+            1.1e-2,
+            num_live=int(ctx.live_B.sum()),
+            num_accepted=int(accepted_B.sum()),
+            num_verified=int(decision.keep_BN.sum()),
+            has_drafted=decision.levels > 0,
+            draft_layers=decision.levels,
+        )
         memory = policy.scheduler.observe(memory, feedback)
     return played
 

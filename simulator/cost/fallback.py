@@ -27,6 +27,8 @@ FROM_FALLBACK: Final = (
     "fits",
 )
 FROM_ROWS: Final = ("verify_s", "plain_decode_s", "knee_k_max")
+FROM_DRAFT_ROWS: Final = ("draft_extend_s", "draft_layer_s")
+"""What rows of a draft's forwards give in addition."""
 REST: Final = "drafts, prefill, checks, selection, packing, compaction, host and memory"
 """What a model of verification does not know, in words."""
 
@@ -120,8 +122,8 @@ class FallbackCosts(ABC):
         """Return what verification comes from and what the fallback gives, ready for JSON."""
         return {
             "label": self.label,
-            "from_rows": list(FROM_ROWS),
-            "from_fallback": list(FROM_FALLBACK),
+            "from_rows": list(self.from_rows),
+            "from_fallback": [name for name in FROM_FALLBACK if name not in self.from_rows],
             "rows_hold_host": self.has_host,
             "scale": self.scale,
             **self.describe_source(),
@@ -131,7 +133,17 @@ class FallbackCosts(ABC):
     @property
     def label(self) -> str:
         """One line for the head of a report: what verification is from, and all the rest."""
-        return f"{self.source}; {REST} from {self.fallback.label}"
+        return f"{self.source}; {self.rest} from {self.fallback.label}"
+
+    @property
+    def rest(self) -> str:
+        """What comes from the fallback, in words."""
+        return REST
+
+    @property
+    def from_rows(self) -> tuple[str, ...]:
+        """Names of the times that come from the rows."""
+        return FROM_ROWS
 
 
 def check_fallback(

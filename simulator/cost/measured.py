@@ -1,7 +1,8 @@
 """A cost model read from a table of measured step times: interpolated, never extrapolated far.
 
-The rows are whole steps of one model on one engine. What they cannot give (drafts, prefill,
-checks, memory) comes from a computed cost model, and `describe` says so.
+The rows are whole steps of one model on one engine. What they cannot give (prefill, checks,
+memory, and drafts unless the file has rows of their forwards) comes from a computed cost model, and
+`describe` says so.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from statistics import median
 from typing import Final
 
 from echo_policies.errors import InputError
-from simulator.cost.fallback import FallbackCosts, check_fallback, check_knee
+from simulator.cost.draft_times import DraftTimes, draft_times
+from simulator.cost.fallback import (
+    FROM_DRAFT_ROWS,
+    FROM_ROWS,
+    REST,
+    FallbackCosts,
+    check_fallback,
+    check_knee,
+)
 from simulator.cost.interpolate import LinearTable, build_table
 from simulator.cost.protocol import StepCosts
 from simulator.cost.step import KNEE_ROWS_LIMIT
@@ -33,11 +42,24 @@ class MeasuredCosts(FallbackCosts):
 
     group: StepGroup
     table: LinearTable
+    drafts: DraftTimes | None = None
+    """Of the draft model's forwards; None where the rows hold none."""
 
     @property
     def source(self) -> str:
         """The group and its number of rows."""
-        return f"{self.group.name}: table of {len(self.group.rows)} measured steps"
+        table = f"{self.group.name}: table of {len(self.group.rows)} measured steps"
+        return table if self.drafts is None else f"{table} and {len(self.group.draft)} draft layers"
+
+    @property
+    def rest(self) -> str:
+        """What comes from the fallback, in words."""
+        return REST if self.drafts is None else REST.removeprefix("drafts, ")
+
+    @property
+    def from_rows(self) -> tuple[str, ...]:
+        """Names of the times that come from the rows."""
+        return FROM_ROWS if self.drafts is None else (*FROM_ROWS, *FROM_DRAFT_ROWS)
 
     def verify_s(self, rows: int, requests: int, kv_tokens: int) -> float:
         """Return the interpolated seconds of one step; 0 for no rows.
@@ -49,6 +71,18 @@ class MeasuredCosts(FallbackCosts):
             return 0.0
         seconds = self.table.at(requests, rows / requests, kv_tokens / requests)
         return self.scale * seconds
+
+    def draft_extend_s(self, rows: int, requests: int, kv_tokens: int) -> float:
+        """Return the seconds of a draft's first forward, as of any forward over its rows."""
+        if self.drafts is None:
+            return FallbackCosts.draft_extend_s(self, rows, requests, kv_tokens)
+        return self.scale * self.drafts.at(rows)
+
+    def draft_layer_s(self, rows: int, requests: int, kv_tokens: int) -> float:
+        """Return the seconds of one later draft layer."""
+        if self.drafts is None:
+            return FallbackCosts.draft_layer_s(self, rows, requests, kv_tokens)
+        return self.scale * self.drafts.at(rows)
 
     def knee_k_max(self, batch_size: int, context_tokens: int, factor: float = 1.25) -> int:
         """Return the candidate rows until a verification takes ``factor`` times a plain step.
@@ -113,7 +147,12 @@ def build_measured_costs(
     check_fallback(group, fallback, has_host=has_host, scale=scale)
     table = build_table(f"The table of {group.name}", AXES, _points(group.rows), margin)
     return MeasuredCosts(
-        group=group, fallback=fallback, has_host=has_host, scale=scale, table=table
+        group=group,
+        fallback=fallback,
+        has_host=has_host,
+        scale=scale,
+        table=table,
+        drafts=draft_times(group.draft) if group.draft else None,
     )
 
 

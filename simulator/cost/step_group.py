@@ -12,6 +12,8 @@ from simulator.cost.step_rows import StepRow
 
 CYCLE: Final = "spec_cycle"
 """Kind of row whose time holds drafting as well; it says nothing of verification alone."""
+DRAFT_LAYER: Final = "draft_layer"
+"""Kind of row that times a forward of the draft model, its head included."""
 UNIT_RATIO: Final = 200.0
 """Between the spread of machines (a CPU is 100 times an H100) and a wrong unit (1000 times)."""
 
@@ -23,6 +25,8 @@ class StepGroup:
     rows: tuple[StepRow, ...]
     dropped: Mapping[str, int]
     """Rows of the group that were left out, by reason."""
+    draft: tuple[StepRow, ...] = ()
+    """Rows of the draft model's forwards, where the file has some."""
 
     @property
     def name(self) -> str:
@@ -40,6 +44,7 @@ class StepGroup:
             "rows": len(self.rows),
             "rows_by_kind": dict(kinds),
             "rows_left_out": dict(self.dropped),
+            "draft_rows": len(self.draft),
         }
 
 
@@ -121,12 +126,19 @@ def _narrow(rows: list[StepRow], key: str, value: str | None, what: str) -> list
 
 
 def _without_unfit(rows: Sequence[StepRow]) -> StepGroup:
+    draft = tuple(row for row in rows if row.kind == DRAFT_LAYER and not row.flag)
+    rows = [row for row in rows if row.kind != DRAFT_LAYER]
     reasons = ["flagged" if row.flag else CYCLE if row.kind == CYCLE else "" for row in rows]
     kept = tuple(row for row, reason in zip(rows, reasons, strict=True) if not reason)
+    if not rows:
+        raise InputError(
+            f"Step times must hold a target's forwards; all {len(draft)} rows chosen of "
+            f"{draft[0].model} are of its draft. Measure verification steps, too."
+        )
     if not kept:
         raise InputError(
             f"Step times must be of a target's forward alone; all {len(rows)} rows chosen of "
             f"{rows[0].model} are flagged or speculative cycles, which hold drafting too. Measure "
             "plain or verification steps."
         )
-    return StepGroup(kept, Counter(reason for reason in reasons if reason))
+    return StepGroup(kept, Counter(reason for reason in reasons if reason), draft)

@@ -30,6 +30,9 @@ SWITCHES = (
     "static:tree=0/1/00/01/000",
     "static:tree=eagle25",
     "chain:levels=0",
+    "eagle3:levels=3,top_k=2,nodes=4+fallback:probe=1",
+    "echo:w_topk=2,levels=4+fallback:best_case=1",
+    "static:tree=0/1/00+fallback:best_case=0.1",
     "eagle3:levels=3,top_k=2,nodes=100",
 )
 EXAMPLES = min(settings().max_examples // 5, 10)

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from gpu_backend import capture, serve_defaults, serve_run, serve_start
 from gpu_backend.cli import app
 from gpu_backend.sources.locate import LocatedModel
+from simulator.cost.step_group import select_rows
+from simulator.cost.step_rows import read_step_rows
 from tests.gpu_backend.tiny import save_model, tiny_tokenizer, write_prompts
 
 
@@ -58,6 +60,25 @@ def test_table_and_file(pair, tmp_path):
     assert rows[0]["summary"]["mat"] == 1
     assert rows[1]["summary"]["k_per_step"] > 0
     assert content["k_max_rule"] == "given"
+
+
+def test_costs_are_timed_for_whoever_weighs_them_and_written(pair, tmp_path):
+    """The file has forwards of both models at three contexts; the simulator reads it."""
+    out, steps = tmp_path / "run.json", tmp_path / "steps.csv"
+    wanted = ["--policy", "chain:levels=2+fallback", "--requests", "3", "--json", str(out)]
+    result = run([*pair, *wanted, "--write-costs", str(steps)])
+    assert result.exit_code == 0, result.output
+    assert "costs     timed here: a verify forward" in result.output
+    content = json.loads(out.read_text())
+    assert content["knee"] is None
+    assert content["costs"]["verify"]["rows"] == [1, 2, 4, 6]
+    assert content["costs"]["draft"]["rows"] == [1, 2]
+    rows = read_step_rows(steps)
+    assert {row.kind for row in rows} == {"verify", "draft_layer"}
+    assert len({row.context for row in rows}) == 3
+    assert len(rows) == 3 * (4 + 2)
+    group = select_rows(rows, "target", 1)
+    assert (len(group.rows), len(group.draft)) == (12, 6)
 
 
 def test_knee_is_timed_where_no_budget_is_given(pair, tmp_path):

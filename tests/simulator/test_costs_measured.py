@@ -190,3 +190,27 @@ def test_the_development_rows_of_an_engine_are_returned():
     row = group.rows[0]
     got_s = costs.plain_decode_s(row.batch, int(row.batch * row.context))
     assert got_s == pytest.approx(row.step_s)
+
+
+def test_rows_of_a_draft_time_drafts_by_rows(write):
+    """2 rows 3 ms, 4 rows 4 ms (median of two), then the last slope; target rows stay apart."""
+    lines = [f"{line},verify" for line in GRID]
+    lines += [
+        "m,2,1,256,2,3,draft_layer",
+        "m,2,2,256,2,4,draft_layer",
+        "m,2,1,1024,4,4,draft_layer",
+    ]
+    costs = measured(write(lines, f"{HEADER},kind"))
+    assert costs.draft_layer_s(1, 1, 0) == costs.draft_extend_s(2, 1, 0) == 0.003
+    assert costs.draft_layer_s(3, 1, 0) == pytest.approx(0.0035)
+    assert costs.draft_extend_s(10, 2, 9999) == pytest.approx(0.007)
+    assert costs.draft_layer_s(0, 1, 0) == 0.0
+    assert costs.verify_s(4, 1, 256) == measured(write(GRID)).verify_s(4, 1, 256)
+    assert costs.label.startswith("m tp 2: table of 36 measured steps and 3 draft layers; prefill")
+    assert "draft_layer_s" in costs.describe()["from_rows"]
+    assert "draft_layer_s" not in costs.describe()["from_fallback"]
+
+
+def test_rows_of_a_draft_alone_are_no_table(write):
+    with pytest.raises(InputError, match="must hold a target's forwards"):
+        measured(write(["m,2,1,256,2,3,draft_layer"], f"{HEADER},kind"))

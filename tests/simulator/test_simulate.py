@@ -396,3 +396,22 @@ def test_csv_holds_configuration_and_versions(trace_file):
     assert json.loads(line["config"])["seed"] == 5
     assert json.loads(line["versions"])["torch"]
     assert json.loads(line["parameters"])["w_topk"] in {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("options", ["", ":best_case=1"])
+def test_a_tree_that_collapses_at_a_large_batch_falls_back(options):
+    """59 nodes of 128 requests: a fraction of plain decoding, tried (``best_case=1``) or not."""
+    policies = ["eagle3", f"eagle3+fallback{options}"]
+    result = simulator.simulate(policies, batch_sizes=[128], requests=128, unrevealed="lower")
+    bare, wrapped = (result.row(name, 128) for name in policies)
+    assert bare.speedup.value < 0.5
+    assert wrapped.speedup.value >= 0.97
+
+
+def test_a_fallback_changes_nothing_where_drafting_pays(trace_file):
+    policies = ["chain:levels=3", "chain:levels=3+fallback"]
+    result = simulator.simulate(
+        policies, trace=str(trace_file), batch_sizes=[2], requests=4, **COSTED
+    )
+    bare, wrapped = (result.row(name, 2) for name in policies)
+    assert wrapped.summary.tokens_per_s == bare.summary.tokens_per_s

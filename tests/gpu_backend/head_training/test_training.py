@@ -27,7 +27,7 @@ from gpu_backend.head_training.start import frequent_tokens, head_config, new_he
 from gpu_backend.head_training.trainer import Trainer
 from gpu_backend.serving import ModelPair
 
-from ..tiny import STOP, VOCAB, save_model, tiny_model, tiny_tokenizer
+from tests.gpu_backend.tiny import STOP, VOCAB, save_model, tiny_model, tiny_tokenizer
 
 CONFIG = train_config(
     conversations=12, draft_vocab=60, steps=3, epochs=3, batch_tokens=64, held_out=0.2

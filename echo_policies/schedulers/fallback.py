@@ -1,0 +1,289 @@
+"""Falls back to plain decoding where drafting does not pay.
+
+A drafted step pays where it emits more tokens per request than plain steps would in its time. The
+time comes from the engine's cost view, the tokens and the nodes from a running mean of drafted
+steps. Everything is a host number that the engine knows once it has committed a step, so a decision
+needs no sync; an engine that schedules ahead would know it a step later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+from pydantic import Field, field_serializer, field_validator
+from torch import Tensor
+
+from echo_policies.api import (
+    CalibrationContext,
+    CostView,
+    DraftPlan,
+    Feedback,
+    Frontier,
+    Gate,
+    LayerView,
+    Scheduler,
+    State,
+    StepContext,
+)
+
+if TYPE_CHECKING:
+    from echo_policies.calibration import CalibrationSamples
+    from echo_policies.forest import Forest
+
+GRACE: Final = 1
+"""Steps without a draft that do not end a spell: when every output is at its last token."""
+
+FIRST_WAIT: Final = 16
+"""Plain steps before the first probe; doubled after every failed one, up to `MOST_DOUBLINGS`."""
+
+MOST_DOUBLINGS: Final = 6
+
+OVERHEAD_WEIGHT: Final = 0.125
+"""Of the newest step in the running means of what the cost view does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Running means of drafted steps, per request-step; weights fade exponentially."""
+
+    weight: float = 0.0
+    """Request-steps in the means; 0 before the first draft."""
+    tokens: float = 0.0
+    """Emitted, bonus token included."""
+    nodes: float = 0.0
+    """Verified."""
+    layers: float = 0.0
+    """Draft layers that ran."""
+
+    def after(self, feedback: Feedback, window: int) -> Estimate:
+        """Return the means with one more drafted step in them."""
+        live = feedback.num_live
+        if live == 0:
+            return self
+        old = self.weight * math.exp(-live / window)
+        weight = old + live
+
+        def mean(before: float, total: float) -> float:
+            return (old * before + total) / weight
+
+        return Estimate(
+            weight,
+            mean(self.tokens, live + feedback.num_accepted),
+            mean(self.nodes, feedback.num_verified),
+            mean(self.layers, live * feedback.draft_layers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackMemory:
+    """What is carried from step to step."""
+
+    inner: State
+    estimate: Estimate = Estimate()
+    quiet: int = 0
+    """Steps since the last one that drafted."""
+    spell: int = 0
+    """Request-steps drafted since drafting was last taken up."""
+    failed: int = 0
+    """Spells in a row that ended about where they began."""
+    plain_s: float = 0.0
+    """Seconds of a plain step that the cost view does not hold, running mean."""
+    drafted_s: float = 0.0
+    """Likewise of a drafted step: checks, selection, packing, the host."""
+
+
+class Fallback(Scheduler):
+    """Lets another scheduler draft while that is predicted to be faster than plain decoding.
+
+    - *Probes*: drafting is tried for at least ``probe`` request-steps, at the start and again
+      after plain spells that get longer with every failure and long enough that the loss of a
+      probe, as predicted, is at most ``tax`` of the time.
+    - What would not even pay at ``best_case`` acceptance is not tried.
+    """
+
+    uses_costs: ClassVar[bool] = True
+
+    inner: Scheduler = Field(description="who drafts")
+    window: int = Field(64, ge=1, description="request-steps that the running means look back on")
+    probe: int = Field(8, ge=1, description="request-steps before a judgement")
+    margin: float = Field(0.03, ge=0, description="gain needed to take up drafting unprobed")
+    tax: float = Field(0.01, gt=0, le=1, description="share of the time that probes may cost")
+    best_case: float = Field(
+        0.95, gt=0, le=1, description="acceptance per level at which drafting must pay to be tried"
+    )
+
+    @field_serializer("inner")
+    def _with_kind(self, inner: Scheduler) -> dict[str, Any]:
+        return {"kind": type(inner).__name__, **inner.model_dump()}
+
+    @field_validator("inner", mode="before")
+    @classmethod
+    def _of_kind(cls, value: object) -> object:
+        """Read what :meth:`_with_kind` wrote."""
+        if not isinstance(value, dict):
+            return value
+        kinds = {kind.__name__: kind for kind in _kinds(Scheduler)}  # type: ignore[type-abstract]
+        fields = dict(value)
+        kind = fields.pop("kind", "")
+        if kind not in kinds:
+            raise ValueError(f"kind must be a loaded scheduler; got {kind!r}")
+        return kinds[kind].model_validate(fields)
+
+    # Of a scheduler these are class variables; here they are whatever the inner one's are.
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """Signals that the inner scheduler needs."""
+        return self.inner.needs
+
+    @property
+    def respects_k_max(self) -> bool:  # type: ignore[override]
+        """Whether the inner scheduler does."""
+        return self.inner.respects_k_max
+
+    @property
+    def uses_gate(self) -> bool:  # type: ignore[override]
+        """Whether the inner scheduler does."""
+        return self.inner.uses_gate
+
+    @property
+    def max_kept(self) -> int | None:
+        """The inner scheduler's."""
+        return self.inner.max_kept
+
+    @property
+    def depends_on_slots(self) -> bool:
+        """Whether the inner scheduler's plans do."""
+        return self.inner.depends_on_slots
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the inner scheduler is."""
+        return self.inner.is_calibrated
+
+    def calibrate(self, samples: CalibrationSamples, ctx: CalibrationContext, gate: Gate) -> Self:
+        """Calibrate the inner scheduler, as if it always drafted."""
+        return self.model_copy(update={"inner": self.inner.calibrate(samples, ctx, gate)})
+
+    def start(self) -> FallbackMemory:
+        """Know nothing."""
+        return FallbackMemory(self.inner.start())
+
+    def begin(self, ctx: StepContext, memory: State) -> tuple[DraftPlan, State]:
+        """Plan what the inner scheduler plans, or no level.
+
+        Without costs, as when an engine asks how wide plans can be, the inner plan stands; the
+        session refuses to run so.
+        """
+        plan, state = self.inner.begin(ctx, memory.inner)
+        if ctx.costs is None or plan.levels == 0 or ctx.level_limit <= 0:
+            return plan, state
+        if self._drafts(ctx, plan, memory):
+            return plan, state
+        return DraftPlan(levels=0), None
+
+    def extend(
+        self, state: State, layer: LayerView, passed_B: Tensor | None
+    ) -> tuple[State, Frontier]:
+        """Extend as the inner scheduler does."""
+        return self.inner.extend(state, layer, passed_B)
+
+    def select(self, state: State, forest: Forest) -> Tensor:
+        """Select as the inner scheduler does."""
+        return self.inner.select(state, forest)
+
+    def observe(self, memory: State, feedback: Feedback) -> State:
+        """Note what the step was worth."""
+        memory = replace(memory, inner=self.inner.observe(memory.inner, feedback))
+        if not feedback.has_drafted:
+            has_ended = memory.quiet == GRACE and memory.estimate.weight > 0
+            was_short = memory.spell < 4 * self.probe
+            failed = memory.failed + 1 if was_short else 1
+            return replace(
+                memory,
+                quiet=memory.quiet + 1,
+                failed=failed if has_ended else memory.failed,
+                plain_s=_mean(memory.plain_s, feedback.other_s),
+            )
+        spell = memory.spell if memory.quiet <= GRACE else 0
+        return replace(
+            memory,
+            estimate=memory.estimate.after(feedback, self.window),
+            quiet=0,
+            spell=spell + feedback.num_live,
+            drafted_s=_mean(memory.drafted_s, feedback.other_s),
+        )
+
+    def _drafts(self, ctx: StepContext, plan: DraftPlan, memory: FallbackMemory) -> bool:
+        """Whether to draft in this step."""
+        live = max(1, ctx.live_B.shape[0] if ctx.num_live is None else ctx.num_live)
+        known = memory.estimate
+        cost = self._cost(ctx, plan, live, memory)
+        hope = _geometric(self.best_case, min(plan.levels, ctx.level_limit))
+        if hope < cost:
+            return False
+        if known.weight == 0:
+            return True
+        if memory.quiet <= GRACE:
+            return memory.spell < self.probe or known.tokens >= cost
+        if known.tokens >= cost * (1 + self.margin):
+            return True
+        loss = (cost - known.tokens) * math.ceil(self.probe / live)
+        wait = FIRST_WAIT * 2.0 ** min(memory.failed - 1, MOST_DOUBLINGS)
+        return memory.quiet >= max(wait, loss / self.tax)
+
+    def _cost(self, ctx: StepContext, plan: DraftPlan, live: int, memory: FallbackMemory) -> float:
+        """Predicted time of a drafted step, in plain steps of the batch."""
+        costs = ctx.costs
+        assert costs is not None, "begin asks"
+        known = memory.estimate
+        is_known = known.weight > 0
+        nodes = known.nodes if is_known else self._fewest_nodes(plan, ctx.k_max, live)
+        layers = known.layers if is_known else float(plan.levels)
+        plain_s = costs.verify_s(live) + memory.plain_s
+        verify_s = costs.verify_s(live + round(live * nodes))
+        other_s = memory.drafted_s if is_known else memory.plain_s
+        drafted_s = verify_s + _draft_s(costs, plan, layers, live) + other_s
+        return drafted_s / plain_s if plain_s > 0 else math.inf
+
+    def _fewest_nodes(self, plan: DraftPlan, k_max: int, live: int) -> float:
+        """Nodes per request that a first draft is charged, before any was seen."""
+        if plan.template is not None:
+            nodes: float = len(plan.template.paths)
+        else:
+            widest = plan.top_k + (plan.levels - 1) * plan.width * plan.top_k
+            nodes = min(self.max_kept or plan.levels, widest)
+        return min(nodes, k_max / live) if self.respects_k_max else nodes
+
+
+def _draft_s(costs: CostView, plan: DraftPlan, layers: float, live: int) -> float:
+    """Seconds of so many draft layers: the roots', then those of full frontiers."""
+    if layers <= 0:
+        return 0.0
+    width = plan.width
+    if plan.template is not None and plan.template.levels > 1:
+        expanded = plan.template.expanded[1:]
+        width = math.ceil(sum(expanded) / len(expanded))
+    first_s = costs.draft_layer_s(live)
+    if layers <= 1:
+        return layers * first_s
+    return first_s + (layers - 1) * costs.draft_layer_s(live * width)
+
+
+def _geometric(acceptance: float, levels: int) -> float:
+    """Tokens per step of a chain of so many levels, bonus token included."""
+    return sum(acceptance**depth for depth in range(levels + 1))
+
+
+def _mean(before: float, now: float) -> float:
+    """Running mean that begins with its first value."""
+    return now if before == 0 else before + OVERHEAD_WEIGHT * (now - before)
+
+
+def _kinds(kind: type[Scheduler]) -> Iterator[type[Scheduler]]:
+    """Every scheduler class that is loaded."""
+    for child in kind.__subclasses__():
+        yield child
+        yield from _kinds(child)
