@@ -47,4 +47,5 @@ class WideLinear(nn.Linear):
     """A linear layer with float32 weights for half-precision input and output."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Linear
+        """Multiply in float32 and round once."""
         return nn.functional.linear(input.float(), self.weight, self.bias).to(input.dtype)

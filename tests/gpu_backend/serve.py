@@ -25,7 +25,7 @@ class Ticks:
         return self.seconds
 
 
-def make_pair(kind="qwen2", draft="different", stops=(), limit=256):
+def make_pair(kind="qwen2", draft="different", stops=(), limit=256, dtype=torch.float32):
     """A target, and a draft that is another model, nearly the same one, the very same, or none.
 
     ``lookup`` is none: drafts are looked up.
@@ -38,6 +38,7 @@ def make_pair(kind="qwen2", draft="different", stops=(), limit=256):
     if draft == "close":
         disturb(drafter, 0.05)
     for model in (target, drafter):
+        model.to(dtype)
         prepare_draft(model, VOCAB)
     return ModelPair(target, drafter, VOCAB, frozenset(stops))
 

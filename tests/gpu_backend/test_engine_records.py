@@ -113,9 +113,7 @@ def test_every_kind_of_model_serves(kind):
 
 def test_bfloat16_serves(close):
     """Half precision runs; near-ties may change tokens, so only lengths are certain."""
-    pair = make_pair(draft="close")
-    for model in (pair.target, pair.draft):
-        model.to(torch.bfloat16)
+    pair = make_pair(draft="close", dtype=torch.bfloat16)
     asked = requests(PROMPTS, 7)
     engine = make_engine(pair, "eagle3:levels=3,top_k=3,nodes=6", asked)
     found = serve(engine, asked)

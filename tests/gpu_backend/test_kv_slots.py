@@ -70,3 +70,16 @@ def test_no_slot_leaks_or_is_shared(draws):
     for key in list(told):
         table.release(key)
     assert table.num_free == 40
+
+
+def test_requests_get_neighbours_at_even_spacing():
+    """So that their keys and values are one view: each in the block of its key, where it can be."""
+    table = SlotTable(30, block=10)
+    for key, capacity in ((2, 7), (0, 10), (1, 4)):
+        assert table.reserve(key, capacity)
+        assert table.seen(key, capacity).tolist() == list(range(10 * key, 10 * key + capacity))
+    assert table.reserve(3, 9)  # no block is free: what is left of the others
+    assert table.num_free == 0
+    table.release(1)
+    assert table.reserve(7, 4)
+    assert table.seen(7, 4).tolist() == [10, 11, 12, 13]

@@ -52,9 +52,7 @@ def test_replay_takes_the_same_decisions(close, asked, spec, changes):
 
 
 def test_half_precision_is_no_excuse(asked):
-    pair = make_pair(draft="close")
-    for model in (pair.target, pair.draft):
-        model.to(torch.bfloat16)
+    pair = make_pair(draft="close", dtype=torch.bfloat16)
     report = check_parity(pair, calibrated("echo:levels=4,top_k=4"), settings(), asked)
     assert report.difference is None
     assert report.accepted >= 4

@@ -1,0 +1,339 @@
+"""The serving engine on this machine, against transformers and policy against policy.
+
+    python benchmarks/backend.py plain    [--batch-sizes 1 4 16]
+    python benchmarks/backend.py assisted [--lengths 3 5 8] [--policy POLICY ...]
+    python benchmarks/backend.py policies [--policy POLICY ...] [--prompts FILE ...]
+
+- `plain`: plain decoding of the engine against `generate` of transformers (greedy, left-padded
+  batch, dynamic cache).
+- `assisted`: policies at batch 1 against transformers' assisted generation with the same draft at
+  constant lengths, and against its prompt lookup.
+- `policies`: policies against plain decoding of the same engine, per prompt set, with the time by
+  part of a step.
+
+Models, draft and policies as `run_gpu` takes them; the default pair is Qwen2.5-Coder 1.5B/0.5B.
+Every output has `--max-new-tokens` tokens, stop tokens or not, so all contestants do the same work.
+Contestants take turns (`--repeats`), prefill is included, and the best turn of each counts. Two
+ratios are printed: of elapsed time, and of processor time, which other work on the machine
+disturbs less. transformers gets models of its own, freshly loaded; where memory is too small for
+both, `--one-at-a-time` runs one side after the other. `--json FILE` writes everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("TQDM_DISABLE", "1")
+# A script's folder comes first on the path, where simulator.py would hide the package.
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parent]
+
+import torch
+
+from echo_policies.presets import autoregressive
+from gpu_backend import models
+from gpu_backend.serve_loop import serve_all
+from gpu_backend.serve_run import Prepared, describe_device, prepare
+from gpu_backend.serve_start import start
+from gpu_backend.serving import build_engine
+from gpu_backend.serving_batch import ServeRequest
+
+PARTS: Final = ("draft", "verify", "decide", "host", "prefill")
+Outputs = list[list[int]]
+Run = Callable[[], tuple[Outputs, dict[str, float]]]
+"""Serves all requests; returns outputs by request and seconds by part where they are known."""
+
+
+@dataclass
+class Contestant:
+    """What is measured, and what was measured of it."""
+
+    name: str
+    run: Run
+    elapsed_s: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)
+    parts: list[dict[str, float]] = field(default_factory=list)
+    outputs: Outputs = field(default_factory=list)
+
+    def take_turn(self) -> None:
+        """Serve once and note the times."""
+        elapsed, processor = time.perf_counter(), time.process_time()
+        self.outputs, parts = self.run()
+        self.elapsed_s.append(time.perf_counter() - elapsed)
+        self.processor_s.append(time.process_time() - processor)
+        self.parts.append(parts)
+
+    @property
+    def best_parts(self) -> dict[str, float]:
+        """Seconds by part of the fastest turn."""
+        return self.parts[self.elapsed_s.index(min(self.elapsed_s))]
+
+
+Side = Callable[[], list[Contestant]]
+"""Loads models and gives the contestants that need them."""
+
+
+def main() -> None:
+    """Measure and print."""
+    options = _options()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    print(describe_device(torch.device(options.device)), flush=True)
+    rounds = {"plain": _plain, "assisted": _assisted, "policies": _policies}[options.part]
+    tables = []
+    for title, contestants in rounds(options):
+        tables.append({"title": title, "rows": _rows(contestants)})
+        _print(title, contestants)
+    if options.json is not None:
+        told = {key: str(value) for key, value in vars(options).items()}
+        options.json.write_text(json.dumps({"options": told, "tables": tables}, indent=1))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("plain", "assisted", "policies"))
+    parser.add_argument("--target", default="qwen2.5-coder-1.5b")
+    parser.add_argument("--draft", default="qwen2.5-coder-0.5b", help="or prompt-lookup, or none")
+    parser.add_argument(
+        "--policy", action="append", help="repeat it; default: chain:levels=3, echo"
+    )
+    parser.add_argument("--prompts", type=Path, nargs="+", help="JSONL files; default: bundled")
+    parser.add_argument("--requests", type=int, help="per prompt set; default: the batch size")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[3, 5, 8])
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-prompt-tokens", type=int)
+    parser.add_argument("--k-max", type=int, help="candidate nodes per step; default: timed knee")
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--calibration-requests", type=int, default=4)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="default: torch's")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--one-at-a-time", action="store_true")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def _plain(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestant]]]:
+    """The engine without drafts against `generate`, one round per batch size."""
+    for size in options.batch_sizes:
+        prompts: list[list[int]] = []
+
+        def ours(size: int = size, prompts: list[list[int]] = prompts) -> list[Contestant]:
+            ready = _prepare(options, ("autoregressive",), size, options.requests or size)
+            prompts += [list(request.prompt) for request in ready.workload.requests]
+            return [_served(ready, 0, ready.workload.requests)]
+
+        def theirs(size: int = size, prompts: list[list[int]] = prompts) -> list[Contestant]:
+            return [Contestant("transformers generate", _generator(options, prompts, size))]
+
+        yield f"batch {size}", _compete([ours, theirs], options)
+
+
+def _assisted(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestant]]]:
+    """Policies at batch 1 against assisted generation and prompt lookup."""
+    prompts: list[list[int]] = []
+
+    def ours() -> list[Contestant]:
+        ready = _prepare(options, _chosen(options), 1, options.requests or 4)
+        every = ready.workload.requests
+        prompts.extend(list(request.prompt) for request in every)
+        return [_served(ready, index, every) for index in range(len(ready.policies))]
+
+    def theirs() -> list[Contestant]:
+        model = _fresh(options, options.target)
+        found = [Contestant("transformers generate", _generator(options, prompts, 1, model))]
+        for length in options.lengths:
+            kind = {"prompt_lookup_num_tokens": length}
+            run = _generator(options, prompts, 1, model, **kind)
+            found.append(Contestant(f"transformers prompt lookup {length}", run))
+        if options.draft in {"prompt-lookup", "none"}:
+            return found
+        draft = _fresh(options, options.draft)
+        for length in options.lengths:
+            run = _generator(options, prompts, 1, model, draft=draft, length=length)
+            found.append(Contestant(f"transformers assisted {length}", run))
+        return found
+
+    yield "batch 1", _compete([ours, theirs], options)
+
+
+def _policies(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestant]]]:
+    """Policies against plain decoding of the same engine, per batch size and prompt set."""
+    for size in options.batch_sizes:
+        num_sets = len(options.prompts or [None])
+        ready = _prepare(options, _chosen(options), size, (options.requests or size) * num_sets)
+        tasks = [prompt.task for prompt in ready.workload.prompts]
+        for task in dict.fromkeys(tasks):
+            every = [r for r, t in zip(ready.workload.requests, tasks, strict=True) if t == task]
+            rows = [_served(ready, index, every) for index in range(len(ready.policies))]
+            title = f"{task}, batch {size}, k_max {ready.settings.k_max}, {len(every)} requests"
+            yield title, _compete([lambda rows=rows: rows], options)  # type: ignore[misc]
+
+
+def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(options.policy or ("chain:levels=3", "echo"))
+
+
+def _prepare(
+    options: argparse.Namespace, policies: Sequence[str], batch_size: int, requests: int
+) -> Prepared:
+    """Models, requests and fitted policies of one side of a comparison."""
+    asked: dict[str, Any] = {
+        "policies": tuple(policies),
+        "target": options.target,
+        "draft": None if options.draft == "none" else options.draft,
+        "prompts": tuple(options.prompts or ()),
+        "batch_size": batch_size,
+        "requests": requests,
+        "max_new_tokens": options.max_new_tokens,
+        "max_prompt_tokens": options.max_prompt_tokens,
+        "k_max": 0 if tuple(policies) == ("autoregressive",) else options.k_max,
+        "calibration": options.calibration,
+        "calibration_requests": options.calibration_requests,
+        "dtype": options.dtype,
+        "device": options.device,
+    }
+    ready = prepare(*start(asked, {}))
+    return replace(ready, pair=replace(ready.pair, stops=frozenset()))
+
+
+def _served(ready: Prepared, index: int, requests: Sequence[ServeRequest]) -> Contestant:
+    """One policy on the engine."""
+    policy = ready.policies[index]
+    name = "plain decoding" if policy == autoregressive() else policy.name
+
+    def run() -> tuple[Outputs, dict[str, float]]:
+        engine = build_engine(ready.pair, policy, ready.settings)
+        serve_all(engine, requests)
+        times = engine.log.times
+        parts = {
+            "draft": sum(step.draft_s for step in times),
+            "verify": sum(step.verify_s for step in times),
+            "decide": sum(step.check_s + step.select_s for step in times),
+            "host": sum(step.host_s for step in times),
+            "prefill": sum(step.prefill_s for step in times),
+        }
+        done = {end.request.number: list(end.output) for end in engine.finished}
+        return [done[request.number] for request in requests], parts
+
+    return Contestant(name, run)
+
+
+def _fresh(options: argparse.Namespace, name: str) -> Any:
+    """A model that nothing of ours has changed."""
+    from gpu_backend.models_cli import locate_models
+
+    (found,) = locate_models(name)
+    model: Any = models.load_model(found.path, options.dtype).to(options.device)  # type: ignore[arg-type]
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def _generator(
+    options: argparse.Namespace,
+    prompts: list[list[int]],
+    batch_size: int,
+    model: Any = None,
+    *,
+    draft: Any = None,
+    length: int = 0,
+    **kind: Any,
+) -> Run:
+    """`generate` over left-padded batches, greedy, every output of full length."""
+    model = _fresh(options, options.target) if model is None else model
+    kind |= {} if draft is None else {"assistant_model": draft}
+    asked = {"max_new_tokens": options.max_new_tokens, "do_sample": False, "pad_token_id": 0}
+
+    def run() -> tuple[Outputs, dict[str, float]]:
+        outputs: Outputs = []
+        if draft is not None:
+            draft.generation_config.num_assistant_tokens = length
+            draft.generation_config.num_assistant_tokens_schedule = "constant"
+            draft.generation_config.assistant_confidence_threshold = 0.0
+        for first in range(0, len(prompts), batch_size):
+            batch = prompts[first : first + batch_size]
+            longest = max(map(len, batch))
+            ids = torch.tensor([[0] * (longest - len(text)) + text for text in batch])
+            mask = torch.tensor([[0] * (longest - len(t)) + [1] * len(t) for t in batch])
+            ids, mask = ids.to(options.device), mask.to(options.device)
+            with torch.inference_mode():
+                found = model.generate(ids, attention_mask=mask, **asked, **kind)
+            outputs += found[:, longest:].tolist()
+        return outputs, {}
+
+    return run
+
+
+def _compete(sides: Sequence[Side], options: argparse.Namespace) -> list[Contestant]:
+    """Let the contestants take turns; the first turn of each is not counted."""
+    if not options.one_at_a_time:
+        contestants = [contestant for side in sides for contestant in side()]
+        _take_turns(contestants, options.repeats)
+        return contestants
+    contestants = []
+    for side in sides:
+        found = side()
+        _take_turns(found, options.repeats)
+        contestants += [replace(one, run=_gone) for one in found]
+        del found
+        gc.collect()
+    return contestants
+
+
+def _gone() -> tuple[Outputs, dict[str, float]]:
+    raise AssertionError("the models of this contestant are no longer loaded")
+
+
+def _take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
+    for contestant in contestants:
+        contestant.run()
+    for _ in range(repeats):
+        for contestant in contestants:
+            contestant.take_turn()
+
+
+def _rows(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+    """What is known of each, and ratios to the first."""
+    base, rows = contestants[0], []
+    for one in contestants:
+        row = {key: value for key, value in asdict(replace(one, run=_gone)).items() if key != "run"}
+        row["tokens"] = sum(map(len, one.outputs))
+        row["speedup_elapsed"] = min(base.elapsed_s) / min(one.elapsed_s)
+        row["speedup_processor"] = min(base.processor_s) / min(one.processor_s)
+        same = [a == b for a, b in zip(one.outputs, base.outputs, strict=True)]
+        row["same_outputs"] = sum(same)
+        rows.append(row)
+    return rows
+
+
+def _print(title: str, contestants: Sequence[Contestant]) -> None:
+    parts = "".join(f"{part:>9}" for part in PARTS)
+    print(f"\n{title}\n{'':34}{'tok/s':>8}{'x time':>8}{'x cpu':>8}{'same':>7}{parts}")
+    for row, one in zip(_rows(contestants), contestants, strict=True):
+        shares = "".join(
+            f"{100 * one.best_parts[part] / min(one.elapsed_s):8.1f}%"
+            for part in PARTS
+            if one.best_parts
+        )
+        same = f"{row['same_outputs']}/{len(one.outputs)}"
+        print(
+            f"{one.name:34}{row['tokens'] / min(one.elapsed_s):8.2f}"
+            f"{row['speedup_elapsed']:8.2f}{row['speedup_processor']:8.2f}{same:>7}{shares}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
