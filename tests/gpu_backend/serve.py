@@ -25,7 +25,9 @@ class Ticks:
         return self.seconds
 
 
-def make_pair(kind="qwen2", draft="different", stops=(), limit=256, dtype=torch.float32):
+def make_pair(
+    kind="qwen2", draft="different", stops=(), limit=256, dtype=torch.float32, draft_vocab=VOCAB
+):
     """A target, and a draft that is another model, nearly the same one, the very same, or none.
 
     ``lookup`` is none: drafts are looked up.
@@ -37,9 +39,9 @@ def make_pair(kind="qwen2", draft="different", stops=(), limit=256, dtype=torch.
     drafter = tiny_model(kind, seed=2 if draft == "different" else 1, limit=limit)
     if draft == "close":
         disturb(drafter, 0.05)
-    for model in (target, drafter):
+    for model, size in ((target, VOCAB), (drafter, draft_vocab)):
         model.to(dtype)
-        prepare_draft(model, VOCAB)
+        prepare_draft(model, size)
     return ModelPair(target, drafter, VOCAB, frozenset(stops))
 
 

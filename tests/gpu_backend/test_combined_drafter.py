@@ -12,7 +12,6 @@ from echo_policies.api import DraftPlan, Frontier
 from echo_policies.errors import InputError, SignalError
 from gpu_backend.capture import Capture
 from gpu_backend.combined_drafter import CombinedDrafter
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.parity import check_parity
 from gpu_backend.ragged_model import Extension
 from gpu_backend.sampling import Sampling
@@ -186,8 +185,7 @@ def test_replay_takes_the_same_decisions(spec, changes):
 
 def test_a_draft_with_a_cut_head_never_proposes_the_rest():
     """And the output is the target's own, tokens beyond the cut included."""
-    models = make_pair(draft="different")
-    prepare_draft(models.draft, 20)
+    models = make_pair(draft="different", draft_vocab=20)
     engine = make_engine(models, "eagle3:levels=3,top_k=3,nodes=6", asked())
     engine.observer = capture = Capture(engine.drafter)
     assert serve(engine, asked()) == truth("greedy")

@@ -26,7 +26,6 @@ from gpu_backend.head_training.self_text import (
 from gpu_backend.head_training.start import frequent_tokens, head_config, new_head, taps_of
 from gpu_backend.head_training.trainer import Trainer
 from gpu_backend.serving import ModelPair
-
 from tests.gpu_backend.tiny import STOP, VOCAB, save_model, tiny_model, tiny_tokenizer
 
 CONFIG = train_config(
