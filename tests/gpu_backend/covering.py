@@ -32,5 +32,6 @@ def pairs_of(row, factors):
 
 
 def _gain(row, name, value, wanted):
-    pairs = [frozenset({item, (name, value)}) for item in row.items()]
-    return [pair for pair in pairs if any(order in wanted for order in itertools.permutations(pair))]
+    """Pairs that are covered only with this value."""
+    new = (name, value)
+    return [item for item in row.items() if (item, new) in wanted or (new, item) in wanted]
