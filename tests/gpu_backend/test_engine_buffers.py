@@ -1,11 +1,13 @@
 """What a step may touch: slots of its own requests, behind their sequences, by valid indices."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_backend import tree_layout, verifier
+from gpu_backend import serving, tree_layout, verifier
 from gpu_backend.kv_slots import SlotTable
 from tests.gpu_backend.serve import make_engine, make_pair, outputs, requests, serve, true_output
 from tests.gpu_backend.tiny import VOCAB, tiny_model
@@ -51,7 +53,8 @@ class Watched:
     def note(self):
         self.granted.clear()
         self.before = self.layers[0].clone()
-        self.free = set(self.table._free)
+        owned = [slots.tolist() for slots in self.table._slots.values()]
+        self.free = set(range(self.table.num_slots)).difference(*owned)
         sequences = [self.table.seen(key).tolist() for key in self.table._slots]
         self.committed = set().union(*sequences)
 
@@ -124,21 +127,25 @@ class ValidIndices(TorchDispatchMode):
             assert high < size, f"{name} by {high} of {size}"
 
 
-def run_checked(pair, spec, asked):
+def run_checked(pair, spec, asked, monkeypatch, *, pads):
+    """Serve with every lookup checked, rows laid out as on a CPU or, padded, as on a GPU."""
+    laid_out = functools.partial(serving.RaggedModel, pads=pads)
+    monkeypatch.setattr(serving, "RaggedModel", laid_out)
     engine = make_engine(pair, spec, asked, batch=3)
     with ValidIndices():
         return serve(engine, asked)
 
 
+@pytest.mark.parametrize("pads", [False, True])
 @pytest.mark.parametrize("spec", SPECS)
-def test_padding_never_reaches_a_lookup(close, asked, truth, spec):
+def test_padding_never_reaches_a_lookup(close, asked, truth, spec, pads, monkeypatch):
     """Kind: -1, the padding of ancestors, parents and token ids, used as an index."""
-    assert run_checked(close, spec, asked) == truth
+    assert run_checked(close, spec, asked, monkeypatch, pads=pads) == truth
 
 
-def test_padding_never_reaches_a_lookup_with_prompt_lookup(asked, truth):
+def test_padding_never_reaches_a_lookup_with_prompt_lookup(asked, truth, monkeypatch):
     pair = make_pair(draft="lookup")
-    assert run_checked(pair, TREE, asked) == truth
+    assert run_checked(pair, TREE, asked, monkeypatch, pads=False) == truth
 
 
 def ancestors_are_not_clamped(patch):
@@ -165,14 +172,17 @@ def a_padding_token_is_kept(patch):
 def test_a_padding_index_is_noticed(close, asked, fault, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="by -1"):
-        run_checked(close, TREE, asked)
+        run_checked(close, TREE, asked, monkeypatch, pads=True)
 
 
 def spare_slots_are_not_given_back(patch):
     """Slots of rejected nodes stay with a request that has left."""
 
+    original = SlotTable.release
+
     def release(self, key):
-        self._free.extend(self._slots.pop(key)[: self._length.pop(key)].tolist())
+        self._slots[key] = self._slots[key][: self.length(key)]
+        original(self, key)
 
     patch.setattr(SlotTable, "release", release)
 

@@ -103,6 +103,22 @@ def test_output_is_the_targets_own(row):
         assert (log.emitted_SB[log.live_SB] == 1).all()
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 4, 8])
+@pytest.mark.parametrize("is_staged", [True, False])
+def test_any_number_of_children(top_k, is_staged):
+    """Kind: shapes that only work for one k."""
+    engine = make_engine(
+        pair("qwen2", "close"),
+        f"eagle3:levels=3,top_k={top_k},nodes=9",
+        asked()[:3],
+        sampling=SAMPLINGS["warm"],
+        is_staged=is_staged,
+    )
+    found = serve(engine, asked()[:3])
+    assert found == {number: truth("qwen2", "warm")[number] for number in found}
+    assert len(found) == 3
+
+
 @pytest.mark.parametrize("policy", PRESETS)
 def test_both_modes_accept_the_same(policy):
     """Kind: drafting that ends early at a check changes a plan or what is accepted."""
