@@ -70,8 +70,8 @@ class Decision:
     """Levels the engine must charge: drafting can end early only at a checkpoint."""
     checks: int
     """Gate checks of the whole batch that cost a sync: none in masked mode."""
-    was_clamped: bool
-    """``--cap-all`` cut the plan."""
+    was_clamped: Tensor
+    """bool []: ``--cap-all`` cut the plan; on the device, so that the loop need not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,10 @@ class Session:
             was_clamped=was_clamped,
         )
 
-    def _clamp(self, ctx: StepContext, forest: Forest, keep_BN: Tensor) -> tuple[Tensor, bool]:
-        if not self.caps_all or int(keep_BN.sum()) <= ctx.k_max:
-            return keep_BN, False
-        return clamp_to_k_max(forest, keep_BN, ctx.k_max), True
+    def _clamp(self, ctx: StepContext, forest: Forest, keep_BN: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.caps_all:
+            return keep_BN, keep_BN.new_zeros(())
+        return clamp_to_k_max(forest, keep_BN, ctx.k_max), keep_BN.sum() > ctx.k_max
 
 
 class _Draft:
@@ -249,5 +249,5 @@ def _plain_decoding(ctx: StepContext) -> Decision:
         depth_B=none_B,
         levels=0,
         checks=0,
-        was_clamped=False,
+        was_clamped=forest.exists_BN.new_zeros(()),
     )

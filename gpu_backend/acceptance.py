@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from echo_policies.errors import InputError
 from gpu_backend.sampling import Sampling, choose
 from gpu_backend.tree_layout import NO_PARENT, TreeRows
 
@@ -47,6 +48,9 @@ def accept(
         seeds: seed of every request.
         positions: absolute position of every root.
         sampling: how tokens are drawn.
+
+    Raises:
+        InputError: logits at a visited row are no numbers.
     """
     device = logits_RV.device
     starts = list(accumulate((tree.num_rows for tree in trees[:-1]), initial=0))
@@ -58,7 +62,7 @@ def accept(
         np.repeat(np.arange(len(trees)), [tree.num_rows for tree in trees])
     ).to(device)
     deepest = max(int(tree.depth_n[-1]) for tree in trees)
-    tokens_LB, rows_LB = _walk(
+    tokens_LB, rows_LB, has_nan = _walk(
         logits_RV,
         parent_R,
         token_R,
@@ -69,11 +73,21 @@ def accept(
         levels=deepest + 1,
         sampling=sampling,
     )
+    if has_nan:
+        raise not_numbers(logits_RV.dtype)
     outcome = []
     for column, start in enumerate(starts):
         rows = [row - start for row in rows_LB[:, column].tolist() if row != NO_PARENT]
         outcome.append(Accepted(tokens_LB[: len(rows), column].tolist(), rows))
     return outcome
+
+
+def not_numbers(dtype: torch.dtype) -> InputError:
+    """What is said of logits that are NaN, from which any token could be read."""
+    return InputError(
+        f"target: logits must be numbers; some are NaN in {str(dtype).removeprefix('torch.')}. Use "
+        "--dtype float32 or bfloat16, or fetch the model again."
+    )
 
 
 def _walk(
@@ -87,16 +101,21 @@ def _walk(
     position_B: Tensor,
     levels: int,
     sampling: Sampling,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Chosen tokens and visited rows ``[L, B]``; NO_PARENT where the walk had ended before."""
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Chosen tokens and visited rows ``[L, B]``, NO_PARENT where the walk had ended before.
+
+    And whether a chosen logit is NaN: a row with a NaN in it chooses that.
+    """
     number_R = torch.arange(len(parent_R), device=parent_R.device)
     nowhere_B = torch.full_like(row_B, NO_PARENT)
     is_walking_B = torch.ones_like(row_B, dtype=torch.bool)
+    has_nan = torch.zeros((), dtype=torch.bool, device=parent_R.device)
     tokens, rows = [], []
     for level in range(levels):
         rows.append(torch.where(is_walking_B, row_B, nowhere_B))
         chosen_B = choose(logits_RV[row_B], seed_B, position_B + level + 1, sampling)
         tokens.append(chosen_B)
+        has_nan = has_nan | logits_RV[row_B, chosen_B].isnan().any()
         matches_R = (parent_R == row_B[owner_R]) & (token_R == chosen_B[owner_R])
         found_R = torch.where(matches_R, number_R, NO_PARENT)
         next_B = nowhere_B.scatter_reduce(0, owner_R, found_R, "amax")
@@ -105,7 +124,7 @@ def _walk(
         # On a GPU the look would cost more than the levels it saves.
         if row_B.device.type == "cpu" and not is_walking_B.any():
             break
-    return torch.stack(tokens).cpu().numpy(), torch.stack(rows).cpu().numpy()
+    return torch.stack(tokens).cpu().numpy(), torch.stack(rows).cpu().numpy(), bool(has_nan)
 
 
 def _shifted(parent_n: np.ndarray, start: int) -> np.ndarray:

@@ -317,5 +317,6 @@ class Engine:
         rows.append(decision.expanded_B.cpu().numpy())
         k_max = self._options.k_max
         self.log.times.append(times)
-        self.log.batch.append((decision.levels, decision.checks, k_max, decision.was_clamped))
+        was_clamped = bool(decision.was_clamped)
+        self.log.batch.append((decision.levels, decision.checks, k_max, was_clamped))
         self.log.slots.append(np.array(rows, dtype=np.int32))

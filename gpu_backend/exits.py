@@ -19,6 +19,16 @@ USER_ERROR: Final = 2
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells give it."""
 
+NO_MEMORY: Final = ("can't allocate memory", "out of memory", "bad_alloc")
+"""What torch says when memory runs out, on a CPU and on a GPU."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on whatever device."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in NO_MEMORY)
+
 
 @contextmanager
 def user_errors(on_interrupt: str) -> Iterator[None]:
@@ -27,6 +37,15 @@ def user_errors(on_interrupt: str) -> Iterator[None]:
         yield
     except EchoError as error:
         print(error, file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(
+            "Memory must hold weights, keys and values, and one forward; it ran out. Use a smaller "
+            "batch, shorter outputs, --dtype bfloat16 or a smaller model.",
+            file=sys.stderr,
+        )
         raise typer.Exit(USER_ERROR) from None
     except KeyboardInterrupt:
         print(f"Stopped. {on_interrupt}", file=sys.stderr)

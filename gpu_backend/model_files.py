@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_policies.errors import InputError, MissingExtraError
+from gpu_backend.exits import is_out_of_memory
 from gpu_backend.gguf_header import read_general
 
 # What transformers would otherwise take from the defaults of the architecture.
 _NEEDED_KEYS: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-_NO_MEMORY: Final = ("can't allocate memory", "out of memory", "bad_alloc")
 
 
 def require_model(path: Path) -> None:
@@ -87,7 +87,7 @@ def reading_errors(path: Path, what: str, bytes_per_parameter: int | None = None
         last = str(error).strip().splitlines()[-1].strip()
         raise InputError(f"{path}: config.json cannot be used: {last}") from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        if any(mark in str(error) for mark in _NO_MEMORY):
+        if is_out_of_memory(error):
             raise _no_memory(path, bytes_per_parameter) from error
         raise InputError(f"{path}: the {what} cannot be read: {_first_line(error)}") from error
     except Exception as error:

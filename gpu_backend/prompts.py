@@ -18,6 +18,17 @@ _TASK_NAMES: Final = {"sum": "cnn_dm"}
 """Data sets whose file is not named after them."""
 
 
+_UNSUPPORTED: Final = frozenset(
+    {
+        *("stop", "stop_strings", "stop_token_ids", "logit_bias", "bad_words", "logprobs"),
+        *("prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("grammar", "guided_json", "guided_regex", "json_schema", "response_format", "tools"),
+        *("temperature", "top_p", "top_k", "max_tokens", "max_new_tokens", "seed"),
+    }
+)
+"""Keys by which prompt files of other engines ask for something that no line here can ask for."""
+
+
 class Question(BaseModel):
     """One line of a prompt file: a dialogue of one turn or more."""
 
@@ -55,8 +66,15 @@ class Prompt(BaseModel):
 
 
 class _Line(BaseModel):
+    model_config = ConfigDict(extra="allow")  # data sets have columns of their own
+
     question_id: str | int | None = None
     turns: list[str] = Field(min_length=1)
+
+    @property
+    def unsupported(self) -> list[str]:
+        """What the line asks for in vain."""
+        return sorted(_UNSUPPORTED & set(self.model_extra or {}))
 
 
 def task_name(path: Path) -> str:
@@ -178,6 +196,11 @@ def _lines(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
                 f"{path}, line {number}: a prompt must be a JSON object with a list of texts "
                 f"'turns'; {error.errors()[0]['msg']}."
             ) from None
+        if entry.unsupported:
+            raise InputError(
+                f"{path}, line {number}: a prompt cannot ask for {entry.unsupported[0]!r}; all "
+                "requests of a run are served alike. Remove the key."
+            )
         question_id = str(number if entry.question_id is None else entry.question_id)
         if question_id in questions:
             raise InputError(f"{path}, line {number}: question_id {question_id!r} occurs twice.")

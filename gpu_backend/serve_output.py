@@ -82,6 +82,12 @@ def notes(result: ServeResult) -> Iterator[str]:
         shown = ", ".join(f"{row.policy} {row.summary.k_per_step:.0f}" for row in over)
         yield f"K beyond k_max, which fixed shapes ignore (--cap-all clamps them): {shown}"
     yield from _sameness(result)
+    for row in result.rows[1:]:
+        if row.summary.k_per_step == 0:
+            yield (
+                f"{row.policy}: ! no node was verified in any step, so this is plain decoding; "
+                "k_max, the policy's gates or the drafter left nothing"
+            )
     for row in result.rows:
         if not row.is_complete:
             yield (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from echo_policies.forest import Forest
-from gpu_backend.acceptance import Accepted, accept
+from gpu_backend.acceptance import Accepted, accept, not_numbers
 from gpu_backend.ragged_model import Extension, RaggedModel
 from gpu_backend.sampling import Sampling, choose
 from gpu_backend.tree_layout import ForestIndex, lay_out
@@ -81,10 +81,17 @@ class TargetVerifier:
         return logits, list(torch.split(features, [len(chunk.tokens) for chunk in chunks]))
 
     def first_token(self, logits_V: Tensor, slot: int, seed: int) -> int:
-        """Draw the first output token from the logits behind a whole prompt."""
+        """Draw the first output token from the logits behind a whole prompt.
+
+        Raises:
+            InputError: the logits are no numbers.
+        """
         position = self.target.table.length(slot)
         key = torch.tensor([seed, position], device=logits_V.device)[:, None]
-        return int(choose(logits_V[None], key[0], key[1], self._sampling))
+        token = int(choose(logits_V[None], key[0], key[1], self._sampling))
+        if logits_V[token].isnan():
+            raise not_numbers(logits_V.dtype)
+        return token
 
     def seek(self, roots: Sequence[Root]) -> None:
         """Say where the requests of the batch stand."""

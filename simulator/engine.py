@@ -232,7 +232,7 @@ class Engine:
         emitted_B, counted_B = batch.commit(accepted_B, has_drafted=decision.levels > 0)
         self._log.times.append(times)
         self._log.batch.append(
-            (decision.levels, decision.checks, self._options.k_max, decision.was_clamped)
+            (decision.levels, decision.checks, self._options.k_max, bool(decision.was_clamped))
         )
         columns = (
             decision.verified_B,

@@ -1,5 +1,7 @@
 """Planted faults: each breaks an output that the suite compares, so the suite would notice."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -92,7 +94,7 @@ def noise_of_the_row_not_of_the_token(patch):
     )
 
 
-def stops_are_checked_at_the_end_of_a_block(patch):
+def a_token_is_emitted_beyond_the_block(patch):
     original = Serving.emit
     patch.setattr(
         Serving, "emit", lambda self, tokens, stops: original(self, [*tokens, tokens[-1]], stops)
@@ -106,7 +108,7 @@ FAULTS = [
     accepts_one_too_many,
     noise_without_position,
     noise_of_the_row_not_of_the_token,
-    stops_are_checked_at_the_end_of_a_block,
+    a_token_is_emitted_beyond_the_block,
 ]
 
 
@@ -117,6 +119,34 @@ def test_fault_changes_the_output(close, asked, truth, fault, monkeypatch):
     fault(monkeypatch)
     found, _ = served(close, asked)
     assert found != truth
+
+
+def stops_are_checked_at_the_end_of_a_block(patch):
+    def emit(self, tokens, stops):
+        tokens = tokens[: self.remaining]
+        self.output.extend(tokens)
+        if tokens[-1] in stops:
+            self.finish_reason = "stop"
+        elif self.remaining == 0:
+            self.finish_reason = "length"
+        return len(tokens)
+
+    patch.setattr(Serving, "emit", emit)
+
+
+def test_fault_of_stopping_changes_the_output(asked, monkeypatch):
+    """A draft that is the target, so that the stop lies inside an accepted block."""
+    wanted = [dataclasses.replace(asked[0], max_new_tokens=6)]
+    free = true_output(tiny_model(seed=1), wanted[0])
+    place = next(i for i in (2, 3, 1) if free[i] not in free[:i])
+    pair = make_pair(draft="same", stops={free[place]})
+
+    def found():
+        return serve(make_engine(pair, "chain:levels=6", wanted), wanted)[0]
+
+    assert found() == free[: place + 1]
+    stops_are_checked_at_the_end_of_a_block(monkeypatch)
+    assert found() != free[: place + 1]
 
 
 def draft_is_one_token_behind(patch):
@@ -138,8 +168,24 @@ def draft_positions_off_by_one(patch):
     patch.setattr(BatchDrafter, "_rows", rows)
 
 
-@pytest.mark.parametrize("fault", [draft_is_one_token_behind, draft_positions_off_by_one])
-def test_fault_of_the_drafter_lowers_acceptance(asked, truth, fault, monkeypatch):
+def accepts_one_too_few(patch):
+    """The walk stops one node early: outputs stay right, for what is left out is drawn again."""
+    original = verifier.accept
+
+    def timid(*args):
+        outcome = original(*args)
+        return [
+            acceptance.Accepted(part.tokens[:-1], part.rows[:-1]) if part.num_drafts else part
+            for part in outcome
+        ]
+
+    patch.setattr(verifier, "accept", timid)
+
+
+@pytest.mark.parametrize(
+    "fault", [draft_is_one_token_behind, draft_positions_off_by_one, accepts_one_too_few]
+)
+def test_fault_that_lowers_acceptance_alone(asked, truth, fault, monkeypatch):
     """A draft equal to the target accepts every chain whole under greedy; faults show there."""
     pair = make_pair(draft="same")
 

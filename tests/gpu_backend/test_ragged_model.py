@@ -87,6 +87,20 @@ def test_chunks_trees_and_commits_equal_plain_forwards(models, pads, seed):
         ragged.table.check_integrity(list(texts))
 
 
+def test_the_root_does_not_depend_on_how_many_rows_are_verified(models, pads):
+    """Kind: a verify forward that differs from plain decoding with its width, at 2 already."""
+    plain, prepared = models
+    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=60, pads=pads)
+    ragged.table.reserve(0, 50)
+    ragged.extend([Extension(0, [5, 6, 7])])
+    expected = plain_logits(plain, [5, 6, 7, 8])
+    rng = np.random.default_rng(0)
+    for width in range(1, 17):
+        tree = random_tree(rng, width - 1)
+        tree.tokens_n[0] = 8
+        near(ragged.branch([tree.branches(0)])[0], expected)
+
+
 def test_tree_layers_over_several_forwards(models, pads):
     """A drafter's layers: rows of one forward are ancestors in the next."""
     plain, prepared = models

@@ -5,8 +5,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 from scipy import stats
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_backend.sampling import Sampling, choose, gumbel, noise_bits, request_seed
+from tests.gpu_backend.serve import make_engine, make_pair, requests, serve
+from tests.gpu_backend.tiny import VOCAB
 
 MASK = 2**64 - 1
 
@@ -33,6 +37,36 @@ def test_noise_is_gumbel_whatever_varies():
     one = torch.tensor(3)
     for noise in (gumbel(keys, one, one), gumbel(one, keys, one), gumbel(one, one, keys)):
         assert stats.kstest(noise.numpy(), "gumbel_r").pvalue > 1e-4
+
+
+def top_bits(keys, count):
+    """int64 [keys]: the first ``count`` hashed bits."""
+    return (noise_bits(*keys) >> (64 - count)) & ((1 << count) - 1)
+
+
+@pytest.mark.parametrize("varied", [0, 1, 2])
+def test_noise_is_uniform_and_neighbours_are_independent(varied):
+    """Kind: noise that takes few values, or that is the same for neighbouring keys.
+
+    Chi-square over 64 cells of one key, and over 8 x 8 cells of a key and its neighbour in each of
+    seed, position and token.
+    """
+    base = [torch.tensor(request_seed(1, 2)), torch.tensor(57), torch.tensor(11)]
+    keys = [key + torch.arange(40_000) if i == varied else key for i, key in enumerate(base)]
+    counts = np.bincount(top_bits(keys, 6).numpy(), minlength=64)
+    assert stats.chisquare(counts).pvalue > 1e-4
+    for other in range(3):
+        beside = [key + 1 if i == other else key for i, key in enumerate(keys)]
+        cells = top_bits(keys, 3) * 8 + top_bits(beside, 3)
+        assert stats.chisquare(np.bincount(cells.numpy(), minlength=64)).pvalue > 1e-4
+
+
+def test_every_bit_of_the_noise_is_fair():
+    """Each of the 52 bits that are used, over 40,000 keys: a two-sided 1e-4 over all of them."""
+    bits = noise_bits(torch.tensor(5), torch.arange(40_000), torch.tensor(3)).numpy()
+    ones = ((bits[:, None] >> np.arange(12, 64)) & 1).sum(axis=0)
+    limit = stats.norm.isf(1e-4 / 2 / 52)
+    assert (np.abs(ones - 20_000) < limit * 100).all()
 
 
 def test_requests_have_seeds_of_their_own():
@@ -66,6 +100,56 @@ def test_tokens_follow_the_warped_distribution(sampling, expected):
     assert found[expected == 0].sum() == 0
     held = expected > 0
     assert stats.chisquare(found[held], expected[held]).pvalue > 1e-4 or held.sum() == 1
+
+
+class Sorts(TorchDispatchMode):
+    """Counts sorts of whole rows."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in {"sort", "argsort", "msort"} and args[0].shape[-1] == self.width:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sorts"),
+    [
+        (Sampling(), False),
+        (Sampling(temperature=0.7), False),
+        (Sampling(temperature=0.7, top_k=5), False),
+        (Sampling(temperature=0.7, top_k=5, top_p=0.9), False),
+        (Sampling(temperature=0.7, top_p=0.9), True),
+    ],
+)
+def test_the_vocabulary_is_sorted_only_for_top_p(sampling, sorts):
+    """Kind: renormalising for top-p although top_p is 1; in ``choose`` and in a whole run."""
+    with Sorts(1000) as seen:
+        choose(torch.randn(3, 1000), torch.arange(3), torch.arange(3), sampling)
+    assert (seen.count > 0) == sorts
+    asked = requests([[5, 9, 40], [7]], 5)
+    engine = make_engine(
+        make_pair(draft="same"), "eagle3:levels=2,top_k=2,nodes=4", asked, sampling=sampling
+    )
+    with Sorts(VOCAB) as seen:
+        serve(engine, asked)
+    assert (seen.count > 0) == sorts
+
+
+def test_keys_and_tokens_are_64_bits_wide():
+    """Kind: row times vocabulary overflows 32 bits; with 10,000 rows of 250,000 tokens it does."""
+    with FakeTensorMode():
+        rows = torch.arange(10_000)
+        logits = torch.empty(10_000, 250_000)
+        for sampling in (Sampling(), Sampling(temperature=1.0)):
+            tokens = choose(logits, rows, rows, sampling)
+            assert (tokens.dtype, tuple(tokens.shape)) == (torch.int64, (10_000,))
+        assert noise_bits(rows, rows, rows).dtype == torch.int64
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens():
