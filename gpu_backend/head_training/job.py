@@ -5,6 +5,7 @@ Every finished piece is kept in a folder beside the head, so that a stopped run 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,22 @@ class TrainJob:
         return self.out.with_name(self.out.name + ".work")
 
     @property
+    def text(self) -> Path:
+        """Dialogues."""
+        return self.work / "text"
+
+    @property
+    def features(self) -> Path:
+        """What the target thinks of them."""
+        return self.work / "features"
+
+    @property
+    def head(self) -> Path:
+        """State of this very training: another one of the same text has a folder of its own."""
+        settings = self.config.model_dump_json()
+        return self.work / f"head-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
+
+    @property
     def num_parts(self) -> int:
         """Files that the dialogues are kept in."""
         return -(-self.config.conversations // PART)
@@ -107,9 +124,9 @@ def train_head(job: TrainJob, progress: Progress, on_epoch: Callable[[Epoch], No
     config = job.config
     origin = {"target": described.digest or described.name, "seed": config.seed}
     text = origin | {"max_answer": config.max_answer}
-    claim_folder(job.work, origin, "pieces of a training with another target or seed", _OTHERWISE)
-    for stage, settings in (("text", text), ("features", text), ("head", config.model_dump())):
-        claim_folder(job.work / stage, settings, f"{stage} of other settings", _OTHERWISE)
+    claim_folder(job.work, text, "pieces of a training with another target or text", _OTHERWISE)
+    for folder in (job.text, job.features, job.head):
+        folder.mkdir(exist_ok=True)
     _write_text(job, tokenizer, progress)
     target = models.load_model(job.target, "float32")
     examples = _examples(job, target, progress)
@@ -117,7 +134,7 @@ def train_head(job: TrainJob, progress: Progress, on_epoch: Callable[[Epoch], No
     held_out, train = examples[:num_held_out], examples[num_held_out:]
     vocab_size = models.real_vocab_size(tokenizer)
     head = _start(job, target, vocab_size, train)
-    trainer = Trainer(head, config, train, held_out, job.work / "head" / "checkpoint.pt")
+    trainer = Trainer(head, config, train, held_out, job.head / "checkpoint.pt")
     trainer.run(lambda done, total: progress("training", done, total), on_epoch)
     trained = Trained(
         tuple(trainer.epochs),
@@ -166,7 +183,7 @@ def _examples(job: TrainJob, target: PreTrainedModel, progress: Progress) -> lis
     """Features of all dialogues; those that are not on disk yet are read."""
     examples: list[Example] = []
     for part in range(job.num_parts):
-        path, first = job.work / "features" / f"part-{part:05d}.safetensors", len(examples)
+        path, first = job.features / f"part-{part:05d}.safetensors", len(examples)
         if not path.exists():
 
             def report(count: int, first: int = first) -> None:
@@ -188,7 +205,7 @@ def _start(
 
 
 def _text(job: TrainJob, part: int) -> Path:
-    return job.work / "text" / f"part-{part:05d}.jsonl"
+    return job.text / f"part-{part:05d}.jsonl"
 
 
 def _metadata(job: TrainJob, trained: Trained, tokenizer_sha256: str) -> dict[str, Any]:

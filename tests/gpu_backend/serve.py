@@ -26,7 +26,7 @@ class Ticks:
 
 
 def make_pair(
-    kind="qwen2", draft="different", stops=(), limit=256, dtype=torch.float32, draft_vocab=VOCAB
+    kind="qwen2", draft="different", stops=(), limit=256, dtype=torch.float32, *, draft_vocab=VOCAB
 ):
     """A target, and a draft that is another model, nearly the same one, the very same, or none.
 

@@ -193,7 +193,7 @@ def test_command_writes_a_head_with_its_card(tmp_path):
     (tmp_path / "head").rename(tmp_path / "old")
     refused = run(folder, tmp_path / "head", "--seed", "1")
     assert refused.exit_code == 2
-    assert "another target or seed" in refused.output
+    assert "another target or text" in refused.output
 
 
 def test_bad_settings_are_refused_by_name(tmp_path):
