@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from echo_policies.errors import InputError
 from gpu_backend.attention import ATTENTION_NAME, TreeRows, register_tree_attention
 from gpu_backend.kv_store import KvStore
+from gpu_backend.packed_linear import pack_linear_layers
 from gpu_backend.scoring import RowScores, Softmax, score_rows, score_tokens
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ IntArray = npt.NDArray[np.integer]
 
 def prepare_draft(model: PreTrainedModel, vocab_size: int, role: str = "draft") -> None:
     """Switch a loaded decoder-only model to tree attention and cut its head, for good.
+
+    On a CPU its linear layers are packed (:func:`gpu_backend.packed_linear.pack_linear_layers`),
+    so a model must be on its device by then.
 
     Args:
         model: draft or target.
@@ -44,6 +48,8 @@ def prepare_draft(model: PreTrainedModel, vocab_size: int, role: str = "draft") 
     register_tree_attention()
     model.set_attn_implementation(ATTENTION_NAME)
     _cut_head(model, vocab_size)
+    # The cut head's weights are a view of the whole; packed, they are a copy of the cut.
+    pack_linear_layers(model)
 
 
 def _cut_head(model: PreTrainedModel, size: int) -> None:

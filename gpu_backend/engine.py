@@ -176,7 +176,7 @@ class Engine:
     def _read_prompts(self) -> None:
         """Read the next chunk of prompts; those that end get their first output token."""
         room = self._options.prefill_chunk
-        chunks = []
+        chunks, served = [], []
         for slot in self._batch.reading():
             held = self._batch.at(slot)
             tokens = held.request.prompt[held.num_read :]
@@ -184,18 +184,20 @@ class Engine:
             if not tokens:
                 break
             chunks.append(Extension(slot, tokens))
+            served.append(held)
             held.num_read += len(tokens)
             room = None if room is None else room - len(tokens)
         if not chunks:
             return
-        logits, features = self._verifier.read(chunks)
+        ends = [held.num_read == len(held.request.prompt) for held in served]
+        logits, features = self._verifier.read(chunks, ends)
         self.drafter.read(chunks, features)
-        for chunk, logits_V in zip(chunks, logits, strict=True):
-            held = self._batch.at(chunk.key)
-            if held.num_read == len(held.request.prompt):
-                token = self._verifier.first_token(logits_V, chunk.key, held.request.seed)
-                held.first_token_s = self._watch.now()
-                self._take(chunk.key, [token])
+        ending = [chunk.key for chunk, is_end in zip(chunks, ends, strict=True) if is_end]
+        for slot, logits_V in zip(ending, logits, strict=True):
+            held = self._batch.at(slot)
+            token = self._verifier.first_token(logits_V, slot, held.request.seed)
+            held.first_token_s = self._watch.now()
+            self._take(slot, [token])
 
     def _take(self, slot: int, tokens: list[int], features: Tensor | None = None) -> int:
         """Emit tokens of a request, which may end with them; returns how many were emitted.

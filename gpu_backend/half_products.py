@@ -31,7 +31,7 @@ def widen_linear_layers(model: nn.Module) -> None:
     """
     for module in list(model.modules()):
         if isinstance(module, nn.Linear):
-            module.__class__ = _WideLinear
+            module.__class__ = WideLinear
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(parameter.float(), requires_grad=False))
 
@@ -43,7 +43,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return torch.matmul(left.float(), right.float()).to(left.dtype)
 
 
-class _WideLinear(nn.Linear):
+class WideLinear(nn.Linear):
     """A linear layer with float32 weights for half-precision input and output."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Linear

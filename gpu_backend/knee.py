@@ -65,7 +65,7 @@ def measure_knee(
         vocab_size: real tokens.
     """
     room = context + 1 + NODES_PER_REQUEST[-1]
-    ragged = RaggedModel(model, vocab_size=vocab_size, num_slots=batch_size * room)
+    ragged = RaggedModel(model, vocab_size=vocab_size, num_slots=batch_size * room, block=room)
     for key in range(batch_size):
         ragged.table.reserve(key, room)
         ragged.table.commit(key, np.arange(context))  # what is in the slots costs the same

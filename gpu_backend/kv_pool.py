@@ -56,6 +56,16 @@ class KvPool:
             device=device,
         )
 
+    @property
+    def num_slots(self) -> int:
+        """Tokens that it holds."""
+        return int(self._layers[0].shape[1])
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of keys and values, h."""
+        return int(self._layers[0].shape[2])
+
     def write(self, layer: int, slots_R: Tensor, key_hRd: Tensor, value_hRd: Tensor) -> None:
         """Write rows to their slots."""
         keys, values = self._layers[layer]
@@ -68,3 +78,25 @@ class KvPool:
         shape = (*slots.shape, *keys.shape[1:])
         flat = slots.reshape(-1)
         return keys.index_select(0, flat).view(shape), values.index_select(0, flat).view(shape)
+
+    def window(
+        self, layer: int, first: int, spacing: int, shape: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[B, h, W, d]`` in place: windows of W slots, evenly spaced.
+
+        Args:
+            layer: number of the attention layer.
+            first: first slot of the first window.
+            spacing: slots from one window's first slot to the next one's.
+            shape: how many windows, B, and their slots, W; all must lie in the pool.
+        """
+        keys, values = self._layers[layer]
+        num_slots, heads, dim = keys.shape
+        assert first + (shape[0] - 1) * spacing + shape[1] <= num_slots, "beyond the pool"
+        row = heads * dim
+        size, stride = (shape[0], heads, shape[1], dim), (spacing * row, dim, row, 1)
+        start = first * row
+        return (
+            keys.as_strided(size, stride, keys.storage_offset() + start),
+            values.as_strided(size, stride, values.storage_offset() + start),
+        )

@@ -9,6 +9,9 @@ out. Its slots are one permutation, cut in two by the length of its sequence::
 Tree rows are written to the first spare slots. To commit a path is to move its slots in front of
 the other spare ones and to lengthen the sequence: two small copies of indices, no key and no value
 moves, and nothing is freed or allocated between admission and release.
+
+Where it can be, a request's slots are neighbours, so that its keys and values can be read in place,
+and those of several requests as one evenly spaced view.
 """
 
 from __future__ import annotations
@@ -30,35 +33,42 @@ class SlotTable:
     - Between them :meth:`spare`, a forward that writes there, and :meth:`commit` or nothing.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        """Make a table whose slots are all free."""
-        self._num_slots = num_slots
-        self._free: list[int] = list(range(num_slots - 1, -1, -1))
+    def __init__(self, num_slots: int, block: int | None = None) -> None:
+        """Make a table whose slots are all free.
+
+        Args:
+            num_slots: slots in all.
+            block: slots of the largest request; a request's first slot is a multiple of it where
+                possible, that of its key first. By default all slots are one block.
+        """
+        self._block = min(block or num_slots, num_slots)
+        self._is_free = np.ones(num_slots, dtype=bool)
         self._slots: dict[int, IntArray] = {}
         self._length: dict[int, int] = {}
 
     @property
     def num_slots(self) -> int:
         """Slots in all."""
-        return self._num_slots
+        return len(self._is_free)
 
     @property
     def num_free(self) -> int:
         """Slots without an owner."""
-        return len(self._free)
+        return int(self._is_free.sum())
 
     def reserve(self, key: int, capacity: int) -> bool:
         """Give a request its slots; False, and nothing happens, while too few are free."""
         assert key not in self._slots, f"request {key} has its slots already"
-        if capacity > len(self._free):
+        if capacity > self.num_free:
             return False
-        self._slots[key] = np.array([self._free.pop() for _ in range(capacity)], dtype=np.int64)
+        self._slots[key] = self._neighbours(key, capacity)
+        self._is_free[self._slots[key]] = False
         self._length[key] = 0
         return True
 
     def release(self, key: int) -> None:
         """Take back a request's slots."""
-        self._free.extend(self._slots.pop(key).tolist())
+        self._is_free[self._slots.pop(key)] = True
         del self._length[key]
 
     def length(self, key: int) -> int:
@@ -100,7 +110,17 @@ class SlotTable:
         For tests and debugging.
         """
         assert sorted(self._slots) == sorted(keys), "a request left without giving back its slots"
-        everything = np.concatenate([np.array(self._free, dtype=np.int64), *self._slots.values()])
-        assert everything.size == self._num_slots, "a slot leaked or was made up"
-        assert np.array_equal(np.sort(everything), np.arange(self._num_slots)), "two owners"
+        everything = np.concatenate([np.flatnonzero(self._is_free), *self._slots.values()])
+        assert everything.size == self.num_slots, "a slot leaked or was made up"
+        assert np.array_equal(np.sort(everything), np.arange(self.num_slots)), "two owners"
         assert all(self._length[key] <= len(s) for key, s in self._slots.items())
+
+    def _neighbours(self, key: int, capacity: int) -> IntArray:
+        """Free slots: the beginning of a block, the block of its key first, or any."""
+        num_blocks = self.num_slots // self._block
+        for block in (key % num_blocks, *range(num_blocks)):
+            start = block * self._block
+            slots = slice(start, start + capacity)
+            if slots.stop <= self.num_slots and self._is_free[slots].all():
+                return np.arange(slots.start, slots.stop)
+        return np.flatnonzero(self._is_free)[:capacity]

@@ -51,6 +51,7 @@ class RaggedModel:
         vocab_size: int,
         num_slots: int,
         role: str = "target",
+        block: int | None = None,
         pads: bool | None = None,
         taps: Sequence[int] = (),
     ) -> None:
@@ -61,14 +62,20 @@ class RaggedModel:
             vocab_size: real tokens, V; logits beyond are padding and are cut off.
             num_slots: tokens of all requests, tree rows included, that the pool holds.
             role: what messages call the model.
-            pads: lay requests out to the longest, instead of one product for each; by default on
-                a GPU.
+            block: slots of the largest request; see :class:`gpu_backend.ragged_pool.RaggedPool`.
+            pads: see there.
             taps: layers whose inputs are kept as features.
         """
         self.vocab_size = vocab_size
         self._model = model
         pool = KvPool.of(model.config, num_slots, model.dtype, model.device)
-        self._places = RaggedPool(pool, num_slots, role=role, pads=pads)
+        self._places = RaggedPool(
+            pool,
+            query_heads=model.config.num_attention_heads,
+            role=role,
+            block=block,
+            pads=pads,
+        )
         layers = model.get_decoder().layers if taps else ()  # type: ignore[no-untyped-call]
         self._taps = FeatureTaps(layers, taps)
         self.features = None
@@ -96,19 +103,26 @@ class RaggedModel:
         self._places.require_room(num_tokens, tree_rows, context_limit(self._model))
 
     @torch.inference_mode()
-    def extend(self, extensions: Sequence[Extension], *, scores: bool = True) -> Tensor | None:
+    def extend(
+        self, extensions: Sequence[Extension], *, scores: bool | Sequence[bool] = True
+    ) -> Tensor | None:
         """Append tokens to sequences, each of them at least one.
 
+        Args:
+            extensions: of different requests.
+            scores: whether logits are wanted, of all or of each.
+
         Returns:
-            Logits ``[requests, V]`` after each request's last token; None unless ``scores``.
+            Logits ``[scored requests, V]`` after each request's last token; None if none is scored.
         """
         keys = [extension.key for extension in extensions]
         counts = [len(extension.tokens) for extension in extensions]
         placed = self._places.continuing(keys, counts)
         tokens = np.concatenate([np.asarray(e.tokens, dtype=np.int64) for e in extensions])
-        logits = self._forward(tokens, placed, placed.last if scores else placed.last[:0])
+        is_scored = np.broadcast_to(scores, len(extensions))
+        logits = self._forward(tokens, placed, placed.last[is_scored])
         self._places.commit(keys, counts)
-        return logits if scores else None
+        return logits if is_scored.any() else None
 
     @torch.inference_mode()
     def branch(self, requests: Sequence[Branches]) -> Tensor:

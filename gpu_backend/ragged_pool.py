@@ -17,7 +17,9 @@ from echo_policies.errors import InputError
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
 from gpu_backend.ragged_rows import RaggedRows
-from gpu_backend.sequence_pass import ByRequest, Padded
+from gpu_backend.sequence_pass import Padded
+from gpu_backend.sight import Sight
+from gpu_backend.window_rows import WindowRows
 
 IntArray = npt.NDArray[np.int64]
 
@@ -51,7 +53,7 @@ class Branches:
 class PlacedRows:
     """Rows of one forward."""
 
-    rows: RaggedRows
+    rows: RaggedRows | WindowRows
     position_R: IntArray
     last: IntArray
     """Each request's last row."""
@@ -64,22 +66,24 @@ class RaggedPool:
     tree rows it leaves to the caller to commit, or nothing.
     """
 
-    def __init__(self, pool: KvPool, num_slots: int, *, role: str, pads: bool | None) -> None:
+    def __init__(
+        self, pool: KvPool, *, query_heads: int, role: str, block: int | None, pads: bool | None
+    ) -> None:
         """Start without requests.
 
         Args:
-            pool: keys and values of ``num_slots`` tokens.
-            num_slots: tokens of all requests, tree rows included.
+            pool: keys and values of the tokens of all requests, tree rows included.
+            query_heads: of the model.
             role: what messages call the model.
-            pads: lay requests out to the longest, instead of one product for each; by default on
-                a GPU.
+            block: slots of the largest request, for a layout that several can be read from at once.
+            pads: gather what requests see and lay it out to the longest, instead of reading it in
+                place; by default on a GPU.
         """
-        self.table = SlotTable(num_slots)
+        self.table = SlotTable(pool.num_slots, block)
         self._pool = pool
         self._role = role
-        self._layout = (
-            Padded if (pool.device.type == "cuda" if pads is None else pads) else ByRequest
-        )
+        self._pads = pool.device.type == "cuda" if pads is None else pads
+        self._group_size = query_heads // pool.num_heads
 
     def require_room(self, num_tokens: int, tree_rows: int, limit: int | None = None) -> None:
         """Refuse a request that could never be served, before it is queued.
@@ -109,10 +113,13 @@ class RaggedPool:
         table = self.table
         starts = [table.length(key) for key in keys]
         write = [table.spare(key, n) for key, n in zip(keys, counts, strict=True)]
-        seen = [table.seen(key, n) for key, n in zip(keys, counts, strict=True)]
+        sights = [
+            Sight(n, start, table.seen(key, n))
+            for key, n, start in zip(keys, counts, starts, strict=True)
+        ]
         positions = [s + np.arange(n) for s, n in zip(starts, counts, strict=True)]
         return PlacedRows(
-            self._rows(write, seen, None), np.concatenate(positions), np.cumsum(counts) - 1
+            self._rows(write, sights), np.concatenate(positions), np.cumsum(counts) - 1
         )
 
     def commit(self, keys: Sequence[int], counts: Sequence[int]) -> None:
@@ -123,20 +130,26 @@ class RaggedPool:
     def branching(self, requests: Sequence[Branches]) -> PlacedRows:
         """Places of tree rows of some requests, ragged."""
         table = self.table
-        is_causal = all(_is_chain(request) for request in requests)
-        write, seen, above = [], [], []
-        width = max(request.above_nA.shape[1] for request in requests)
-        for request in requests:
+        is_chain = [_is_chain(request) for request in requests]
+        if self._pads and not all(is_chain):
+            is_chain = [False] * len(requests)  # one pass for all or none
+        write, sights = [], []
+        for request, continues in zip(requests, is_chain, strict=True):
             room = int(request.place_n[-1]) + 1
             spare = table.spare(request.key, room)
             write.append(spare[request.place_n])
-            seen.append(table.seen(request.key, room if is_causal else 0))
-            padding = ((0, 0), (0, width - request.above_nA.shape[1]))
-            places = np.pad(request.above_nA, padding, constant_values=NO_ANCESTOR)
-            above.append(np.where(places < 0, NO_ANCESTOR, spare[places]))
+            above_nA = request.above_nA
+            sights.append(
+                Sight(
+                    len(request.tokens_n),
+                    table.length(request.key),
+                    table.seen(request.key, room),
+                    None if continues else np.where(above_nA < 0, NO_ANCESTOR, spare[above_nA]),
+                )
+            )
         positions = [table.length(r.key) + r.depth_n for r in requests]
         return PlacedRows(
-            self._rows(write, seen, None if is_causal else np.concatenate(above)),
+            self._rows(write, sights),
             np.concatenate(positions),
             np.cumsum([len(request.tokens_n) for request in requests]) - 1,
         )
@@ -145,16 +158,21 @@ class RaggedPool:
         """Copy whole numbers to the pool's device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._pool.device)
 
-    def _rows(
-        self, write: list[IntArray], seen: list[IntArray], ancestors_RA: IntArray | None
-    ) -> RaggedRows:
+    def _rows(self, write: list[IntArray], sights: list[Sight]) -> RaggedRows | WindowRows:
+        write_R = self.tensor(np.concatenate(write))
+        if not self._pads:
+            return WindowRows.of(self._pool, write_R, sights, self._group_size)
+        branches = [sight.branch_nA for sight in sights if sight.branch_nA is not None]
         return RaggedRows(
             pool=self._pool,
-            write_R=self.tensor(np.concatenate(write)),
-            sequences=self._layout.of(
-                seen, list(map(len, write)), self._pool.device, is_causal=ancestors_RA is None
+            write_R=write_R,
+            sequences=Padded.of(
+                [sight.first_pass for sight in sights],
+                [sight.num_rows for sight in sights],
+                self._pool.device,
+                is_causal=not branches,
             ),
-            ancestors_RA=None if ancestors_RA is None else self.tensor(ancestors_RA),
+            ancestors_RA=self.tensor(_stacked(branches)) if branches else None,
         )
 
 
@@ -167,3 +185,13 @@ def _is_chain(request: Branches) -> bool:
     seen_n = (request.above_nA != NO_ANCESTOR).sum(axis=1)
     is_consecutive = int(place_n[-1]) - int(place_n[0]) == len(place_n) - 1
     return is_consecutive and bool((seen_n == place_n + 1).all())
+
+
+def _stacked(branches: list[IntArray]) -> IntArray:
+    """Branches of all rows, padded to the longest: int64 [R, A]."""
+    width = max(branch_nA.shape[1] for branch_nA in branches)
+    padded = [
+        np.pad(nA, ((0, 0), (0, width - nA.shape[1])), constant_values=NO_ANCESTOR)
+        for nA in branches
+    ]
+    return np.concatenate(padded)

@@ -1,4 +1,6 @@
-"""Attention of many requests' rows in one forward: each row meets its own request only.
+"""Attention of many requests' rows on a GPU, in one forward: each row meets its own request only.
+
+On a CPU :mod:`gpu_backend.window_rows` takes this place.
 
 Shape letters: R rows of all requests, A ancestors, h kv heads, g query heads per kv head,
 d head dimension.
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from gpu_backend.attention import ancestor_pass, merge
 from gpu_backend.kv_pool import KvPool
-from gpu_backend.sequence_pass import ByRequest, Padded
+from gpu_backend.sequence_pass import Padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class RaggedRows:
     pool: KvPool
     write_R: Tensor
     """int64: slot of every row."""
-    sequences: ByRequest | Padded
+    sequences: Padded
     """What each request's rows see of its sequence."""
     ancestors_RA: Tensor | None
     """int64: slots of each row's branch, the row's own included, padded with -1; None if causal."""

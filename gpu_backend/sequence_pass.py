@@ -1,8 +1,7 @@
-"""The first pass of ragged attention: every request's rows over what the request sees.
+"""The first pass of ragged attention on a GPU: every request's rows over what the request sees.
 
-Two ways to the same result. *By request* runs one product per request: a row costs its own prefix,
-and nothing is padded; right for a CPU, where launching work is free. *Padded* lays all requests out
-to the longest: a few products for the whole batch; right for a GPU, where each launch costs.
+All requests are laid out to the longest: a few products for the whole batch, because there each
+launch costs.
 
 Shape letters: B requests, n rows of one request, R rows of all requests, S slots that a request
 sees, h kv heads, g query heads per kv head, d head dimension.
@@ -11,58 +10,15 @@ sees, h kv heads, g query heads per kv head, d head dimension.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpu_backend.attention import prefix_pass
 from gpu_backend.kv_pool import KvPool
 
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class ByRequest:
-    """One product per request."""
-
-    seen: Tensor
-    """int64: slots that each request sees, request after request."""
-    num_rows: tuple[int, ...]
-    num_seen: tuple[int, ...]
-    is_causal: bool
-
-    @classmethod
-    def of(
-        cls, seen: list[IntArray], num_rows: list[int], device: torch.device, *, is_causal: bool
-    ) -> ByRequest:
-        """Lay out what requests see; causal rows are the last of it."""
-        slots = torch.from_numpy(np.concatenate(seen)).to(device)
-        return cls(slots, tuple(num_rows), tuple(map(len, seen)), is_causal)
-
-    def attend(self, pool: KvPool, layer: int, query_hgRd: Tensor) -> tuple[Tensor, Tensor]:
-        """Output ``[h, g, R, d]`` and log-sum-exp ``[h, g, R]``."""
-        keys_Shd, values_Shd = pool.gather(layer, self.seen)
-        parts = []
-        for rows, seen in zip(_slices(self.num_rows), _slices(self.num_seen), strict=True):
-            query_hgnd = query_hgRd[:, :, rows]
-            if seen.start == seen.stop:  # a branch without a sequence: nothing to add to it
-                lse = torch.full(query_hgnd.shape[:3], -torch.inf, device=query_hgnd.device)
-                parts.append((torch.zeros_like(query_hgnd), lse))
-                continue
-            key_hSd, value_hSd = keys_Shd[seen].transpose(0, 1), values_Shd[seen].transpose(0, 1)
-            parts.append(prefix_pass(query_hgnd, key_hSd, value_hSd, self._bias(query_hgnd)))
-        return torch.cat([out for out, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
-
-    def _bias(self, query_hgnd: Tensor) -> Tensor | None:
-        """What hides a request's later rows from its earlier ones, over the last n columns."""
-        num_rows = query_hgnd.shape[2]
-        if not self.is_causal or num_rows == 1:
-            return None
-        hidden = torch.full((num_rows, num_rows), -torch.inf, device=query_hgnd.device)
-        return hidden.triu_(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +75,3 @@ class Padded:
         out_Rhgd = out_Bhgnd.permute(0, 3, 1, 2, 4).flatten(0, 1)[self.place_R]
         lse_Rhg = lse_Bhgn.permute(0, 3, 1, 2).flatten(0, 1)[self.place_R]
         return out_Rhgd.permute(1, 2, 0, 3), lse_Rhg.permute(1, 2, 0)
-
-
-def _slices(counts: tuple[int, ...]) -> list[slice]:
-    return [slice(a, b) for a, b in pairwise(accumulate(counts, initial=0))]

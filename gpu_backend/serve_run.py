@@ -15,6 +15,7 @@ from echo_policies.errors import InputError
 from gpu_backend import library_versions, models
 from gpu_backend.knee import Knee, measure_knee
 from gpu_backend.live_calibration import calibrate
+from gpu_backend.packed_linear import describe_products
 from gpu_backend.serve_config import ServeConfig
 from gpu_backend.serve_loop import serve_all
 from gpu_backend.serve_results import KneeTable, ServedRequest, ServeResult, ServeRow
@@ -193,7 +194,8 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda, {torch.cuda.get_device_name(device)}"
     why = "" if torch.cuda.is_available() else " (no CUDA device)"
-    return f"cpu{why}, {platform.machine()}, {torch.get_num_threads()} threads"
+    products = describe_products()
+    return f"cpu{why}, {platform.machine()}, {torch.get_num_threads()} threads, {products}"
 
 
 def _describe(model: LocatedModel, config: ServeConfig) -> ModelInfo:

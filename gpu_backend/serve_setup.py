@@ -149,24 +149,30 @@ def load_pair(
         if path in heads:
             continue
         models.require_same_tokens(tokenizer, models.load_tokenizer(path))
-        draft = _load(path, config, device, vocab_size, role="draft")
-    target = _load(target_path, config, device, vocab_size, role="target")
+        draft = _on_device(path, config, device)
+        prepare_draft(draft, vocab_size, "draft")
+    target = _on_device(target_path, config, device)
+    found = None
+    for path in heads:  # before the target's layers are packed, of which a head may take some
+        found = load_head(
+            path,
+            target,
+            vocab_size=vocab_size,
+            attention=ATTENTION_NAME,
+            tokenizer=tokenizer,
+            packs=True,
+        )
+    prepare_draft(target, vocab_size, "target")
     pair = ModelPair(
         target, draft, vocab_size, stop_tokens(target, tokenizer), looks_up=config.looks_up
     )
-    for path in heads:
-        found = load_head(
-            path, target, vocab_size=vocab_size, attention=ATTENTION_NAME, tokenizer=tokenizer
-        )
+    if found is not None:
         pair = replace(pair, head=found.head, head_summary=found.summary)
     return pair, tokenizer
 
 
-def _load(
-    path: Path, config: ServeConfig, device: torch.device, vocab_size: int, *, role: str
-) -> PreTrainedModel:
+def _on_device(path: Path, config: ServeConfig, device: torch.device) -> PreTrainedModel:
     model = models.load_model(path, config.dtype)
-    prepare_draft(model, vocab_size, role)
     torch.nn.Module.to(model, device)
     return model
 

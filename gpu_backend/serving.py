@@ -85,6 +85,7 @@ def build_engine(
         pair.target,
         vocab_size=pair.vocab_size,
         num_slots=_pool_slots(settings, tree_rows),
+        block=settings.max_tokens + tree_rows,
         role="target",
         taps=drafter.taps,
     )
@@ -122,7 +123,11 @@ def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> Servi
         return LookupDrafter(settings.num_slots, pair.vocab_size)
     rows = draft_rows(plan)
     if plan.levels > 0 and pair.head is not None:
-        head = RaggedHead(pair.head, num_slots=_pool_slots(settings, rows))
+        head = RaggedHead(
+            pair.head,
+            num_slots=_pool_slots(settings, rows),
+            block=settings.max_tokens + rows,
+        )
         return EagleDrafter(head, settings.num_slots, tree_rows=rows)
     if plan.levels == 0 or pair.draft is None:
         return NoDrafter()
@@ -130,6 +135,7 @@ def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> Servi
         pair.draft,
         vocab_size=pair.vocab_size,
         num_slots=_pool_slots(settings, rows),
+        block=settings.max_tokens + rows,
         role="draft",
     )
     return BatchDrafter(draft, settings.num_slots, tree_rows=rows)

@@ -63,15 +63,17 @@ class TargetVerifier:
         self.features: dict[int, Tensor] = {}
         """Of the rows that were accepted in it, by slot; empty where the target has no taps."""
 
-    def read(self, chunks: Sequence[Extension]) -> tuple[Tensor, list[Tensor] | None]:
+    def read(
+        self, chunks: Sequence[Extension], ends: Sequence[bool]
+    ) -> tuple[Sequence[Tensor], list[Tensor] | None]:
         """Read prompt tokens.
 
         Returns:
-            Logits ``[chunks, V]`` after each chunk, and features of every chunk's tokens; None
-            where the target has no taps.
+            Logits ``[V]`` after each chunk that is the end of its prompt, and features of every
+            chunk's tokens; None where the target has no taps.
         """
-        logits, features = self.target.extend(chunks), self.target.features
-        assert logits is not None
+        logits_EV, features = self.target.extend(chunks, scores=ends), self.target.features
+        logits = () if logits_EV is None else tuple(logits_EV)
         if features is None:
             return logits, None
         return logits, list(torch.split(features, [len(chunk.tokens) for chunk in chunks]))

@@ -46,19 +46,33 @@ class RaggedHead:
     in :attr:`table`.
     """
 
-    def __init__(self, head: Eagle3Head, *, num_slots: int, pads: bool | None = None) -> None:
+    def __init__(
+        self,
+        head: Eagle3Head,
+        *,
+        num_slots: int,
+        block: int | None = None,
+        pads: bool | None = None,
+    ) -> None:
         """Allocate the pool; nothing is computed.
 
         Args:
             head: in evaluation mode, made for tree attention.
             num_slots: pairs of all requests, tree rows included, that the pool holds.
-            pads: see :class:`gpu_backend.ragged_pool.RaggedPool`.
+            block: slots of the largest request; see :class:`gpu_backend.ragged_pool.RaggedPool`.
+            pads: see there.
         """
         # Linear layers may hold wider weights than the head computes with; norms do not.
         weight = next(head.norm.parameters())
         pool = KvPool.of(head.config.layer_config, num_slots, weight.dtype, weight.device)
         self._head = head
-        self._places = RaggedPool(pool, num_slots, role="draft", pads=pads)
+        self._places = RaggedPool(
+            pool,
+            query_heads=head.config.num_attention_heads,
+            role="draft",
+            block=block,
+            pads=pads,
+        )
 
     @property
     def table(self) -> SlotTable:

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echo_policies.errors import InputError
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head_files import is_head_folder
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.eagle3.writing import save_head
@@ -50,9 +49,7 @@ SPECULATORS_ONLY = {"qk_norm": True, "norm_before_fc": True, "norm_output": True
 
 @pytest.fixture(scope="module")
 def target():
-    model = tiny_target()
-    prepare_draft(model, VOCAB)
-    return model
+    return tiny_target()
 
 
 def says(head):
