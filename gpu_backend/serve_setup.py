@@ -23,7 +23,6 @@ from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head_files import is_head_folder
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.greedy import stop_tokens
-from gpu_backend.packed_linear import pack_linear_layers
 from gpu_backend.prompts import Prompt, load_prompts, task_name
 from gpu_backend.sampling import request_seed
 from gpu_backend.serve_config import ServeConfig
@@ -150,9 +149,20 @@ def load_pair(
         if path in heads:
             continue
         models.require_same_tokens(tokenizer, models.load_tokenizer(path))
-        draft = _load(path, config, device)
+        draft = _on_device(path, config, device)
         prepare_draft(draft, min(vocab_size, config.draft_vocab or vocab_size), "draft")
-    target = _load(target_path, config, device)
+    target = _on_device(target_path, config, device)
+    found = None
+    for path in heads:  # before the target's layers are packed, of which a head may take some
+        found = load_head(
+            path,
+            target,
+            vocab_size=vocab_size,
+            attention=ATTENTION_NAME,
+            tokenizer=tokenizer,
+            packs=True,
+        )
+    prepare_draft(target, vocab_size, "target")
     pair = ModelPair(
         target,
         draft,
@@ -162,18 +172,12 @@ def load_pair(
         match=config.lookup_match,
         model_levels=config.model_levels,
     )
-    for path in heads:
-        found = load_head(
-            path, target, vocab_size=vocab_size, attention=ATTENTION_NAME, tokenizer=tokenizer
-        )
-        pack_linear_layers(found.head)
+    if found is not None:
         pair = replace(pair, head=found.head, head_summary=found.summary)
-    # Last, because a head may take rows of the target's output layer, which packing gives up.
-    prepare_draft(target, vocab_size, "target")
     return pair, tokenizer
 
 
-def _load(path: Path, config: ServeConfig, device: torch.device) -> PreTrainedModel:
+def _on_device(path: Path, config: ServeConfig, device: torch.device) -> PreTrainedModel:
     model = models.load_model(path, config.dtype)
     torch.nn.Module.to(model, device)
     return model

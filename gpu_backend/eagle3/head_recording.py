@@ -59,10 +59,15 @@ class HeadRecorder:
             InputError: either cannot be used.
         """
         model = models.load_model(target, config.dtype)
-        prepare_draft(model, vocab_size, "target")
         found = load_head(
-            head, model, vocab_size=vocab_size, attention=ATTENTION_NAME, tokenizer=tokenizer
+            head,
+            model,
+            vocab_size=vocab_size,
+            attention=ATTENTION_NAME,
+            tokenizer=tokenizer,
+            packs=True,
         )
+        prepare_draft(model, vocab_size, "target")
         return cls(model, found.head, config)
 
     def record(self, prompt: Prompt, output: TargetOutput) -> RequestArrays:

@@ -27,6 +27,7 @@ from gpu_backend.eagle3.tensors import (
 )
 from gpu_backend.half_products import needs_widening, widen_linear_layers
 from gpu_backend.model_files import reading_errors
+from gpu_backend.packed_linear import PackedLinear, pack_linear_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,15 +51,18 @@ def load_head(
     vocab_size: int,
     attention: str = "sdpa",
     tokenizer: PreTrainedTokenizerBase | None = None,
+    packs: bool = False,
 ) -> LoadedHead:
     """Load a head in the target's dtype onto the target's device.
 
     Args:
         folder: ``config.json`` and weights, in either layout.
-        target: what it drafts for; it may lend its embedding and its output layer.
+        target: what it drafts for; it may lend its embedding and its output layer, so its layers
+            must not be packed yet (:func:`gpu_backend.draft_tree.prepare_draft`).
         vocab_size: real tokens of the target; the head proposes none beyond.
         attention: name of the attention function, as transformers knows it.
         tokenizer: the target's, to be compared with what the folder says of its own.
+        packs: pack its linear layers on a CPU, for good.
 
     Raises:
         InputError: naming the key or the tensor that breaks a rule.
@@ -85,7 +89,10 @@ def load_head(
         weights[OUTPUT_LAYER] = _output_rows(target, ids, folder)
     weights = {name: value.to(target.device, target.dtype) for name, value in weights.items()}
     weights.setdefault(EMBEDDING, embedding)  # shared with the target, not copied
-    return LoadedHead(_assemble(config, weights, ids, attention), summary)
+    head = _assemble(config, weights, ids, attention)
+    if packs:
+        pack_linear_layers(head)
+    return LoadedHead(head, summary)
 
 
 def token_ids(tensors: HeadTensors, config: HeadConfig, where: str) -> Tensor:
@@ -189,6 +196,7 @@ def _embedding(target: PreTrainedModel) -> Tensor:
 def _output_rows(target: PreTrainedModel, ids: Tensor, folder: Path) -> Tensor:
     layer = target.get_output_embeddings()  # type: ignore[no-untyped-call]
     assert isinstance(layer, nn.Linear), "a causal language model's head is one linear layer"
+    assert not isinstance(layer, PackedLinear), "a head is loaded before its target is packed"
     if layer.bias is not None:
         raise InputError(
             f"{folder}: a head can only share an output layer without bias; the target's has one."

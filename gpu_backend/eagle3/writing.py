@@ -184,6 +184,7 @@ def _write(folder: Path, config: str, tensors: dict[str, Tensor]) -> None:
         part.chmod(0o755)
         (part / "config.json").write_text(config, encoding="utf-8")
         save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+        (part / "model.safetensors").chmod(0o644)  # the library writes it for its owner only
         part.rename(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

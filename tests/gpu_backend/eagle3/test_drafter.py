@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from echo_policies.api import DraftPlan
 from echo_policies.presets import PRESETS
 from gpu_backend import verifier
 from gpu_backend.acceptance import Accepted
@@ -15,15 +16,17 @@ from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.eagle3.drafter import EagleDrafter
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.eagle3.pending import PendingPairs
+from gpu_backend.eagle3.ragged_head import RaggedHead
 from gpu_backend.eagle3.writing import save_head
 from gpu_backend.parity import check_parity
-from gpu_backend.ragged_pool import RaggedPool
+from gpu_backend.ragged_pool import Extension, RaggedPool
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving import ServeSettings
 from gpu_backend.tree_layout import NO_PARENT
 from tests.gpu_backend.eagle3.heads import (
     LAYERS,
     SlowDraft,
+    features,
     head_config,
     head_pair,
     tiny_head,
@@ -341,3 +344,39 @@ def test_a_planted_fault_shows(pair, asked, fault, monkeypatch):
     fault(faulty, monkeypatch)
     nodes, _, _ = drafted(dataclasses.replace(pair, head=faulty), asked, TREE)
     assert first_difference(nodes, slow) is not None
+
+
+@torch.inference_mode()
+def test_what_was_committed_without_drafting_is_read_before_the_next_draft(pair):
+    """Kind: steps that draft nothing, after which the head is many pairs behind."""
+    text = np.random.default_rng(1).integers(2, VOCAB, 30).tolist()
+    taken = features(tiny_target(), text, pair.head.config.taps)
+    drafter = EagleDrafter(RaggedHead(pair.head, num_slots=60), 2, tree_rows=4, row_chunk=3)
+    assert drafter.admit(1, 40)
+    drafter.read([Extension(1, text[:5])], [taken[:5]])
+    drafter.commit(1, text[5:6])
+    slow, drafting = SlowDraft(pair.head, tiny_target()), torch.tensor([False, True])
+    for start, stop in ((6, 7), (7, 10), (10, 11), (11, 24), (24, 30)):
+        drafter.commit(1, text[start:stop], taken[start - 1 : stop - 1])
+        if stop in {10, 30}:
+            layer = drafter.begin(DraftPlan(levels=1, top_k=3), drafting)
+            tokens, logp = slow.children(text[:stop], (), 3)
+            assert drafter.tokens()[1].tolist() == tokens
+            np.testing.assert_allclose(layer.path_logp_BW[1], logp, rtol=2e-3, atol=2e-3)
+            assert not layer.exists_BW[0].any()
+    drafter.check_integrity([1])
+    drafter.release(1)
+    drafter.check_integrity([])
+
+
+def test_half_precision(tmp_path, asked):
+    target = tiny_target().to(torch.bfloat16)
+    save_head(tiny_head(), tmp_path / "head", target_num_layers=LAYERS)
+    head = load_head(
+        tmp_path / "head", target, vocab_size=VOCAB, attention=ATTENTION_NAME, packs=True
+    ).head
+    settings = ServeSettings(num_slots=3, k_max=40, max_tokens=42, sampling=Sampling())
+    policy = calibrated("eagle3:levels=3,top_k=20,nodes=40")
+    report = check_parity(head_pair(head, target), policy, settings, asked)
+    assert report.difference is None
+    assert report.accepted > 0
