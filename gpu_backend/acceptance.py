@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_backend.sampling import Sampling, choose
+from gpu_backend.sampling import TokenRule
 from gpu_backend.tree_layout import NO_PARENT, TreeRows
 
 
@@ -37,7 +37,7 @@ def accept(
     trees: Sequence[TreeRows],
     seeds: Sequence[int],
     positions: Sequence[int],
-    sampling: Sampling,
+    rule: TokenRule,
 ) -> list[Accepted]:
     """Walk every request's tree from its root; one copy to the host at the end.
 
@@ -46,7 +46,7 @@ def accept(
         trees: rows of every request.
         seeds: seed of every request.
         positions: absolute position of every root.
-        sampling: how tokens are drawn.
+        rule: how tokens are drawn.
     """
     device = logits_RV.device
     starts = list(accumulate((tree.num_rows for tree in trees[:-1]), initial=0))
@@ -67,7 +67,7 @@ def accept(
         seed_B=torch.tensor(seeds, device=device),
         position_B=torch.tensor(positions, device=device),
         levels=deepest + 1,
-        sampling=sampling,
+        rule=rule,
     )
     outcome = []
     for column, start in enumerate(starts):
@@ -86,7 +86,7 @@ def _walk(
     seed_B: Tensor,
     position_B: Tensor,
     levels: int,
-    sampling: Sampling,
+    rule: TokenRule,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chosen tokens and visited rows ``[L, B]``; NO_PARENT where the walk had ended before."""
     number_R = torch.arange(len(parent_R), device=parent_R.device)
@@ -95,7 +95,7 @@ def _walk(
     tokens, rows = [], []
     for level in range(levels):
         rows.append(torch.where(is_walking_B, row_B, nowhere_B))
-        chosen_B = choose(logits_RV[row_B], seed_B, position_B + level + 1, sampling)
+        chosen_B = rule.choose(logits_RV[row_B], seed_B, position_B + level + 1)
         tokens.append(chosen_B)
         matches_R = (parent_R == row_B[owner_R]) & (token_R == chosen_B[owner_R])
         found_R = torch.where(matches_R, number_R, NO_PARENT)

@@ -13,7 +13,7 @@ from gpu_backend.exits import user_errors
 from gpu_backend.models_cli import MODEL_HELP, locate_models
 from gpu_backend.parity_cli import parity
 from gpu_backend.prompt_lookup import PROMPT_LOOKUP
-from gpu_backend.serve_cli import serve
+from gpu_backend.serve_cli import compare, serve
 
 app = typer.Typer(
     name="run_gpu",
@@ -31,6 +31,7 @@ def main() -> None:
 
 
 app.callback(invoke_without_command=True)(serve)
+app.command("compare")(compare)
 app.command("parity")(parity)
 
 

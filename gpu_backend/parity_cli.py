@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import typer
 
 from gpu_backend.exits import user_errors
-from gpu_backend.serve_options import (
-    BatchSizeOption,
-    CalibrationOption,
-    CalibrationRequestsOption,
-    CapAllOption,
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
-    KMaxOption,
-    MaxNewTokensOption,
-    MaxPromptTokensOption,
-    ModeOption,
-    PolicyOption,
-    PromptsOption,
-    RequestsOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-)
+from gpu_backend.serve_options import GivenOptions, takes_run_options
 from gpu_backend.serve_start import start
 
 
-def parity(
-    *,
-    policy: PolicyOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    prompts: PromptsOption = None,
-    batch_size: BatchSizeOption = None,
-    requests: RequestsOption = None,
-    max_new_tokens: MaxNewTokensOption = None,
-    max_prompt_tokens: MaxPromptTokensOption = None,
-    temperature: TemperatureOption = None,
-    seed: SeedOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    k_max: KMaxOption = None,
-    cap_all: CapAllOption = False,
-    mode: ModeOption = None,
-    calibration: CalibrationOption = None,
-    calibration_requests: CalibrationRequestsOption = None,
-) -> None:
+@takes_run_options
+def parity(given: GivenOptions) -> None:
     """Serve with real models, replay what the policies saw, and compare every decision.
 
     Plans and accepted lengths must be equal in every step; exits with 1 and the first difference
@@ -58,45 +21,27 @@ def parity(
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Nothing was compared yet."):
-        options: dict[str, Any] = {
-            "policies": tuple(policy or ["echo"]),
-            "target": target,
-            "draft": draft,
-            "prompts": tuple(prompts or ()),
-            "batch_size": batch_size,
-            "requests": requests,
-            "max_new_tokens": max_new_tokens,
-            "max_prompt_tokens": max_prompt_tokens,
-            "seed": seed,
-            "dtype": dtype,
-            "device": device,
-            "k_max": k_max,
-            "cap_all": cap_all,
-            "mode": mode,
-            "calibration": calibration,
-            "calibration_requests": calibration_requests,
-        }
-        is_equal = _compare(options, {"temperature": temperature})
+        is_equal = _compare(given)
     if not is_equal:
         raise typer.Exit(1)
 
 
-def _compare(options: dict[str, Any], sampling: dict[str, Any]) -> bool:
-    """Check every policy that drafts and print a line for each; returns whether all are equal."""
+def _compare(given: GivenOptions) -> bool:
+    """Check every policy that drafts, print the table; returns whether all are equal."""
     from gpu_backend.parity import check_parity
-    from gpu_backend.serve_run import prepare
+    from gpu_backend.parity_output import print_parity
+    from gpu_backend.progress import ProgressBars
+    from gpu_backend.serve_prepare import prepare
 
-    config, located = start(options, sampling)
-    ready = prepare(config, located)
-    is_equal = True
-    for policy in ready.policies[1:]:
-        report = check_parity(ready.pair, policy, ready.settings, ready.workload.requests)
-        if report.difference is None:
-            typer.echo(
-                f"{report.policy}: {report.steps} steps, {report.drafts} drafts, "
-                f"{report.accepted} accepted tokens; replay takes every decision the same way."
-            )
-        else:
-            typer.echo(f"{report.policy}: DIFFERS at {report.difference}.")
-            is_equal = False
-    return is_equal
+    config, located = start(given)
+    reports = []
+    with ProgressBars() as bars:
+        ready = prepare(config, located, progress=bars.update)
+        total = sum(len(batch.policies) - 1 for batch in ready.batches)
+        for batch in ready.batches:
+            for policy in batch.policies[1:]:
+                report = check_parity(ready.pair, policy, batch.settings, ready.workload.requests)
+                reports.append((batch.settings, report))
+                bars.update("runs", len(reports), total)
+    print_parity(reports)
+    return all(report.first is None for _, report in reports)

@@ -19,6 +19,7 @@ from rich.progress import (
 _STAGES: Final = {
     "target": ("target output", "requests"),
     "draft": ("draft trees", "positions"),
+    "runs": ("compared", "runs"),
 }
 
 

@@ -1,70 +1,24 @@
-"""The command ``run_gpu`` without a subcommand: compare policies on real models."""
+"""``run_gpu`` without a subcommand, or ``run_gpu compare``: compare policies on real models."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gpu_backend import package_version
 from gpu_backend.exits import INTERRUPTED, first_interrupt_asks, user_errors
-from gpu_backend.serve_options import (
-    BatchSizeOption,
-    CalibrationOption,
-    CalibrationRequestsOption,
-    CapAllOption,
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
-    KMaxFactorOption,
-    KMaxOption,
-    MaxNewTokensOption,
-    MaxPromptTokensOption,
-    ModeOption,
-    PenaltyOption,
-    PolicyOption,
-    PrefillChunkOption,
-    PromptsOption,
-    RequestsOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-    TopKOption,
-    TopPOption,
-)
+from gpu_backend.serve_options import GivenOptions, takes_run_options
 from gpu_backend.serve_start import start
 
 
+@takes_run_options
 def serve(
-    context: typer.Context,
+    given: GivenOptions,
     *,
-    policy: PolicyOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    prompts: PromptsOption = None,
-    batch_size: BatchSizeOption = None,
-    requests: RequestsOption = None,
-    max_new_tokens: MaxNewTokensOption = None,
-    max_prompt_tokens: MaxPromptTokensOption = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    repetition_penalty: PenaltyOption = None,
-    seed: SeedOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    k_max: KMaxOption = None,
-    k_max_factor: KMaxFactorOption = None,
-    cap_all: CapAllOption = False,
-    mode: ModeOption = None,
-    prefill_chunk: PrefillChunkOption = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Arrivals per second; all at once if unset.")
-    ] = None,
-    calibration: CalibrationOption = None,
-    calibration_requests: CalibrationRequestsOption = None,
+    context: typer.Context,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Print the outputs of the last policy.")
     ] = False,
@@ -79,53 +33,48 @@ def serve(
         typer.echo(package_version())
         raise typer.Exit
     if context.invoked_subcommand is not None:
+        with user_errors(""):
+            given.require_none(context.invoked_subcommand)
         return
+    run_comparison(given, json, shows_text=show_text)
+
+
+@takes_run_options
+def compare(
+    given: GivenOptions,
+    *,
+    show_text: Annotated[
+        bool, typer.Option("--show-text", help="Print the outputs of the last policy.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+) -> None:
+    """The table of `simulate`, measured on real models: one per batch size, plain decoding first.
+
+    The same as `run_gpu` without a command.
+    """
+    run_comparison(given, json, shows_text=show_text)
+
+
+def run_comparison(given: GivenOptions, json: Path | None, *, shows_text: bool) -> None:
+    """Serve, print and write; ends the program with an error's or an interrupt's status."""
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Nothing was measured yet."):
-        options: dict[str, Any] = {
-            "policies": tuple(policy or ["echo"]),
-            "target": target,
-            "draft": draft,
-            "prompts": tuple(prompts or ()),
-            "batch_size": batch_size,
-            "requests": requests,
-            "max_new_tokens": max_new_tokens,
-            "max_prompt_tokens": max_prompt_tokens,
-            "seed": seed,
-            "dtype": dtype,
-            "device": device,
-            "k_max": k_max,
-            "k_max_factor": k_max_factor,
-            "cap_all": cap_all,
-            "mode": mode,
-            "prefill_chunk": prefill_chunk,
-            "rate": rate,
-            "calibration": calibration,
-            "calibration_requests": calibration_requests,
-        }
-        sampling: dict[str, Any] = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "repetition_penalty": repetition_penalty,
-        }
-        is_complete = _compare(options, sampling, json, shows_text=show_text)
+        is_complete = _compare(given, json, shows_text=shows_text)
     if not is_complete:
         raise typer.Exit(INTERRUPTED)
 
 
-def _compare(
-    options: dict[str, Any], sampling: dict[str, Any], json: Path | None, *, shows_text: bool
-) -> bool:
+def _compare(given: GivenOptions, json: Path | None, *, shows_text: bool) -> bool:
     """Run, print, write; returns whether every request was served."""
     from gpu_backend.progress import ProgressBars
     from gpu_backend.serve_output import print_result
-    from gpu_backend.serve_run import prepare, serve_policies
+    from gpu_backend.serve_prepare import prepare
+    from gpu_backend.serve_run import serve_policies
     from traces.terminal import check_writable, write_text
 
     check_writable([json] if json is not None else [])
-    config, located = start(options, sampling)
+    config, located = start(given)
     with ProgressBars() as bars:
         ready = prepare(config, located, progress=bars.update)
         with first_interrupt_asks() as should_stop:
@@ -133,4 +82,4 @@ def _compare(
     print_result(result, shows_text=shows_text)
     if json is not None:
         write_text(json, result.to_json())
-    return all(row.is_complete for row in result.rows)
+    return result.is_complete

@@ -11,7 +11,7 @@ from gpu_backend.batch_drafter import BatchDrafter, draft_rows
 from gpu_backend.engine import Engine, EngineOptions
 from gpu_backend.lookup_drafter import LookupDrafter
 from gpu_backend.ragged_model import RaggedModel
-from gpu_backend.sampling import Sampling
+from gpu_backend.sampling import TokenRule
 from gpu_backend.serving_drafter import NoDrafter, ServingDrafter
 from gpu_backend.stopwatch import Clock, Stopwatch, device_clock
 from gpu_backend.verifier import TargetVerifier
@@ -43,7 +43,7 @@ class ServeSettings:
     k_max: int
     max_tokens: int
     """Tokens of the longest request, prompt and output together."""
-    sampling: Sampling
+    sampling: TokenRule
     prefill_chunk: int | None = 512
     pool_requests: int | None = None
     """Longest requests that the KV pools hold at a time; ``num_slots`` by default."""
