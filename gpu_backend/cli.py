@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gpu_backend import models_cli
+from gpu_backend.audit_cli import audit
 from gpu_backend.exits import user_errors
 from gpu_backend.models_cli import MODEL_HELP, locate_models
 from gpu_backend.parity_cli import parity
@@ -33,6 +34,7 @@ def main() -> None:
 app.callback(invoke_without_command=True)(serve)
 app.command("compare")(compare)
 app.command("parity")(parity)
+app.command("audit")(audit)
 
 
 @app.command()
