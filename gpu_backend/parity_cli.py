@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 import typer
 
@@ -12,16 +13,24 @@ from gpu_backend.serve_start import start
 
 
 @takes_run_options
-def parity(given: GivenOptions) -> None:
+def parity(
+    given: GivenOptions,
+    *,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="Compare with this recording (path or bundled name), tokens forced."),
+    ] = None,
+) -> None:
     """Serve with real models, replay what the policies saw, and compare every decision.
 
     Plans and accepted lengths must be equal in every step; exits with 1 and the first difference
-    where they are not.
+    where they are not. With --trace the models that it was made of serve its requests, its tokens
+    are committed, and every decision is compared with the replay of the trace.
     """
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Nothing was compared yet."):
-        is_equal = _compare(given)
+        is_equal = _compare(given) if trace is None else _compare_with(given, trace)
     if not is_equal:
         raise typer.Exit(1)
 
@@ -45,3 +54,31 @@ def _compare(given: GivenOptions) -> bool:
                 bars.update("runs", len(reports), total)
     print_parity(reports)
     return all(report.first is None for _, report in reports)
+
+
+def _compare_with(given: GivenOptions, name: str) -> bool:
+    """Check every policy against a recording; returns whether rounding explains all differences."""
+    from gpu_backend.models_cli import locate_models
+    from gpu_backend.parity_output import print_trace_parity
+    from gpu_backend.progress import ProgressBars
+    from gpu_backend.serve_setup import models_needed
+    from gpu_backend.trace_parity import check_trace_parity
+    from gpu_backend.trace_setup import prepare_trace, trace_config
+    from traces.library import open_trace
+
+    trace = open_trace(name)
+    config = trace_config(given, trace)
+    located = locate_models(*models_needed(config))
+    reports = []
+    with ProgressBars() as bars:
+        ready = prepare_trace(config, trace, located)
+        total = sum(len(batch.policies) - 1 for batch in ready.batches)
+        for batch in ready.batches:
+            for policy in batch.policies[1:]:
+                report = check_trace_parity(
+                    ready.pair, policy, batch.settings, ready.recording, ready.requests
+                )
+                reports.append((batch.settings, report))
+                bars.update("runs", len(reports), total)
+    print_trace_parity(trace.header.name, len(ready.requests), reports)
+    return not any(report.faults for _, report in reports)

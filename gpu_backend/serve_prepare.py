@@ -87,7 +87,7 @@ def prepare(
     calibrates = not all(policy.is_calibrated for policy in policies)
     pair, tokenizer = load_pair(config, [model.path for model in located], device)
     workload = make_workload(config, pair, tokenizer, calibrates=calibrates)
-    batches = [_prepare_batch(config, pair, workload, size) for size in config.batch_sizes]
+    batches = [prepare_batch(config, pair, workload, size) for size in config.batch_sizes]
     calibration = "" if config.calibration is None else f"from {config.calibration.name}"
     if calibrates:
         total = len(workload.calibration)
@@ -122,7 +122,7 @@ def prepare(
     )
 
 
-def _prepare_batch(
+def prepare_batch(
     config: ServeConfig, pair: ModelPair, workload: Workload, size: int
 ) -> PreparedBatch:
     """Choose ``k_max`` for a batch size; gates that no file fits are not fitted yet."""
