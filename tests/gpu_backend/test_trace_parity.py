@@ -82,7 +82,7 @@ def test_every_decision_is_the_recordings(ready, spec):
     report = check(ready, spec)
     assert report.faults == []
     assert report.drafts > 10
-    assert report.scores.compared > 100
+    assert report.scores.compared > 40
     assert report.tokens == sum(
         len(ready.recording.trace.output_tokens(request.number)) for request in ready.requests
     )
@@ -173,8 +173,15 @@ def test_a_draft_that_reads_wrong_text_is_a_fault(ready, monkeypatch):
 
 @pytest.mark.parametrize(
     ("one", "other", "near"),
-    [(-1.0, -1.0, True), (-1.0, -1.001, True), (-1.0, -1.01, False), (-8.0, -8.0078, True)]
-    + [(-np.inf, -np.inf, True), (-np.inf, -9.0, False), (-1e-5, 0.0, True)],
+    [
+        (-1.0, -1.0, True),
+        (-1.0, -1.001, True),
+        (-1.0, -1.01, False),
+        (-8.0, -8.0078, True),
+        (-np.inf, -np.inf, True),
+        (-np.inf, -9.0, False),
+        (-1e-5, 0.0, True),
+    ],
 )
 def test_near_scores(one, other, near):
     assert is_near(np.float16(one), np.float16(other)) is near
@@ -200,10 +207,10 @@ def test_command(made):
 
 def test_command_with_prompt_lookup(made):
     """Nothing is rounded twice: not one score may differ."""
-    policies = ["--policy", "chain:levels=3,eagle3:levels=3,top_k=3,nodes=6,echo:levels=2,top_k=3"]
-    result = command(made, "lookup", *policies, "--batch-size", "2", "--calibration-requests", "2")
+    policies = ["--policy", "chain:levels=3,eagle3:levels=3,top_k=3,nodes=6"]
+    result = command(made, "lookup", *policies, "--batch-size", "2", "--max-new-tokens", "8")
     assert result.exit_code == 0, result.output
-    assert result.output.count(" 0 not the same float16") == 3
+    assert result.output.count(" 0 not the same float16") == 2
 
 
 def test_refusals(made, tmp_path):
