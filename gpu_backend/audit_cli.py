@@ -47,6 +47,7 @@ def _audit(given: GivenOptions) -> bool:
         target = ready.pair.target
         margin = MARGINS[target.dtype]
         total = sum(len(batch.policies) for batch in ready.batches)
+        bars.update("runs", 0, total)
         for batch in ready.batches:
             for policy in batch.policies:
                 engine = build_engine(ready.pair, policy, batch.settings)

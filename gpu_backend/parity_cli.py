@@ -47,6 +47,7 @@ def _compare(given: GivenOptions) -> bool:
     with ProgressBars() as bars:
         ready = prepare(config, located, progress=bars.update)
         total = sum(len(batch.policies) - 1 for batch in ready.batches)
+        bars.update("runs", 0, total)
         for batch in ready.batches:
             for policy in batch.policies[1:]:
                 report = check_parity(ready.pair, policy, batch.settings, ready.workload.requests)
@@ -73,6 +74,7 @@ def _compare_with(given: GivenOptions, name: str) -> bool:
     with ProgressBars() as bars:
         ready = prepare_trace(config, trace, located)
         total = sum(len(batch.policies) - 1 for batch in ready.batches)
+        bars.update("runs", 0, total)
         for batch in ready.batches:
             for policy in batch.policies[1:]:
                 report = check_trace_parity(
