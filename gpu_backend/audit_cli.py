@@ -6,7 +6,7 @@ import os
 
 import typer
 
-from gpu_backend.exits import user_errors
+from gpu_backend.exits import first_interrupt_asks, run_status, user_errors
 from gpu_backend.serve_options import GivenOptions, takes_run_options
 from gpu_backend.serve_start import start
 
@@ -20,17 +20,18 @@ def audit(given: GivenOptions) -> None:
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Nothing was audited yet."):
-        is_sound = _audit(given)
-    if not is_sound:
-        raise typer.Exit(1)
+        status = _audit(given)
+    if status:
+        raise typer.Exit(status)
 
 
-def _audit(given: GivenOptions) -> bool:
-    """Serve and audit every policy, print the table; returns whether nothing is wrong."""
+def _audit(given: GivenOptions) -> int:
+    """Serve and audit every policy, print the table; returns the exit status."""
     from echo_policies.errors import InputError
     from gpu_backend.audit import MARGINS, audit_outputs
     from gpu_backend.audit_output import AuditedRun, print_audit
     from gpu_backend.progress import ProgressBars
+    from gpu_backend.run_loop import RunLoop
     from gpu_backend.serve_loop import serve_all
     from gpu_backend.serve_prepare import prepare
     from gpu_backend.serving import build_engine
@@ -42,18 +43,20 @@ def _audit(given: GivenOptions) -> bool:
         )
     config, located = start(given)
     runs: list[AuditedRun] = []
-    with ProgressBars() as bars:
+    with ProgressBars() as bars, first_interrupt_asks("run") as should_stop:
         ready = prepare(config, located, progress=bars.update)
         target = ready.pair.target
         margin = MARGINS[target.dtype]
-        total = sum(len(batch.policies) for batch in ready.batches)
-        bars.update("runs", 0, total)
-        for batch in ready.batches:
-            for policy in batch.policies:
-                engine = build_engine(ready.pair, policy, batch.settings)
-                serve_all(engine, ready.workload.requests)
-                report = audit_outputs(target, engine.finished, margin)
-                runs.append(AuditedRun(policy.name, batch.size, report))
-                bars.update("runs", len(runs), total)
+        loop = RunLoop.over(
+            ready.batches, with_plain=True, progress=bars.update, should_stop=should_stop
+        )
+        for batch, policy in loop:
+            engine = build_engine(ready.pair, policy, batch.settings)
+            serve_all(engine, ready.workload.requests)
+            report = audit_outputs(target, engine.finished, margin)
+            runs.append(AuditedRun(policy.name, batch.size, report))
     print_audit(runs, margin, config.dtype)
-    return not any(run.report.violations for run in runs)
+    return run_status(
+        is_sound=not any(run.report.violations for run in runs),
+        is_complete=len(runs) == len(loop.runs),
+    )

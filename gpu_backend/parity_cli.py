@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpu_backend.exits import user_errors
+from gpu_backend.exits import first_interrupt_asks, run_status, user_errors
 from gpu_backend.serve_options import GivenOptions, takes_run_options
 from gpu_backend.serve_start import start
 
@@ -30,38 +30,45 @@ def parity(
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Nothing was compared yet."):
-        is_equal = _compare(given) if trace is None else _compare_with(given, trace)
-    if not is_equal:
-        raise typer.Exit(1)
+        status = _compare(given) if trace is None else _compare_with(given, trace)
+    if status:
+        raise typer.Exit(status)
 
 
-def _compare(given: GivenOptions) -> bool:
-    """Check every policy that drafts, print the table; returns whether all are equal."""
+def _compare(given: GivenOptions) -> int:
+    """Check every policy that drafts, print the table; returns the exit status."""
     from gpu_backend.parity import check_parity
     from gpu_backend.parity_output import print_parity
     from gpu_backend.progress import ProgressBars
+    from gpu_backend.run_loop import RunLoop
     from gpu_backend.serve_prepare import prepare
 
     config, located = start(given)
-    reports = []
-    with ProgressBars() as bars:
+    with ProgressBars() as bars, first_interrupt_asks("run") as should_stop:
         ready = prepare(config, located, progress=bars.update)
-        total = sum(len(batch.policies) - 1 for batch in ready.batches)
-        bars.update("runs", 0, total)
-        for batch in ready.batches:
-            for policy in batch.policies[1:]:
-                report = check_parity(ready.pair, policy, batch.settings, ready.workload.requests)
-                reports.append((batch.settings, report))
-                bars.update("runs", len(reports), total)
+        loop = RunLoop.over(
+            ready.batches, with_plain=False, progress=bars.update, should_stop=should_stop
+        )
+        reports = [
+            (
+                batch.settings,
+                check_parity(ready.pair, policy, batch.settings, ready.workload.requests),
+            )
+            for batch, policy in loop
+        ]
     print_parity(reports)
-    return all(report.first is None for _, report in reports)
+    return run_status(
+        is_sound=all(report.first is None for _, report in reports),
+        is_complete=len(reports) == len(loop.runs),
+    )
 
 
-def _compare_with(given: GivenOptions, name: str) -> bool:
-    """Check every policy against a recording; returns whether rounding explains all differences."""
+def _compare_with(given: GivenOptions, name: str) -> int:
+    """Check every policy against a recording, print the table; returns the exit status."""
     from gpu_backend.models_cli import locate_models
     from gpu_backend.parity_output import print_trace_parity
     from gpu_backend.progress import ProgressBars
+    from gpu_backend.run_loop import RunLoop
     from gpu_backend.serve_setup import models_needed
     from gpu_backend.trace_parity import check_trace_parity
     from gpu_backend.trace_setup import prepare_trace, trace_config
@@ -70,17 +77,22 @@ def _compare_with(given: GivenOptions, name: str) -> bool:
     trace = open_trace(name)
     config = trace_config(given, trace)
     located = locate_models(*models_needed(config))
-    reports = []
-    with ProgressBars() as bars:
+    with ProgressBars() as bars, first_interrupt_asks("run") as should_stop:
         ready = prepare_trace(config, trace, located)
-        total = sum(len(batch.policies) - 1 for batch in ready.batches)
-        bars.update("runs", 0, total)
-        for batch in ready.batches:
-            for policy in batch.policies[1:]:
-                report = check_trace_parity(
+        loop = RunLoop.over(
+            ready.batches, with_plain=False, progress=bars.update, should_stop=should_stop
+        )
+        reports = [
+            (
+                batch.settings,
+                check_trace_parity(
                     ready.pair, policy, batch.settings, ready.recording, ready.requests
-                )
-                reports.append((batch.settings, report))
-                bars.update("runs", len(reports), total)
+                ),
+            )
+            for batch, policy in loop
+        ]
     print_trace_parity(trace.header.name, len(ready.requests), reports)
-    return not any(report.faults for _, report in reports)
+    return run_status(
+        is_sound=not any(report.faults for _, report in reports),
+        is_complete=len(reports) == len(loop.runs),
+    )

@@ -1,10 +1,12 @@
 """An engine's outputs are the plain model's own; one that is not is caught and named."""
 
+import signal
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from gpu_backend import acceptance
+from gpu_backend import acceptance, audit
 from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.audit import MARGINS, Margin, audit_outputs
 from gpu_backend.cli import app
@@ -114,6 +116,20 @@ def test_command(tmp_path, monkeypatch):
         ("2", "3", "18", "0"),
     ]
     assert "Every token is the plain model's argmax" in result.output
+    calls = []
+
+    def interrupting(*given):
+        calls.append(given)
+        signal.raise_signal(signal.SIGINT)
+        return audit_outputs(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, "audit_outputs", interrupting)
+        stopped = CliRunner().invoke(app, arguments)
+    assert stopped.exit_code == 130
+    assert len(calls) == 1  # the run at hand is finished and reported, no other begins
+    assert "autoregressive" in stopped.output
+    assert TREE not in stopped.output
     said = CliRunner().invoke(app, [*arguments, "--temperature", "0.5"])
     assert said.exit_code == 2
     assert "an audit must be of greedy outputs" in said.output

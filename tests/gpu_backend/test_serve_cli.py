@@ -179,6 +179,9 @@ def test_parity_says_what_it_compared(pair, monkeypatch):
     ]
     assert all(int(row[3]) > 0 and row[-1] == "0" for row in rows)
     assert "Replay takes every decision the same way" in result.output
+    plain = CliRunner().invoke(app, [*arguments[:-1], "autoregressive"])
+    assert plain.exit_code == 2
+    assert "one at least must draft" in plain.output
     monkeypatch.setattr(capture, "_write_path", lambda *_: None)
     near = ["--draft", pair[1]]  # a draft that is the target, so that something is accepted
     result = CliRunner().invoke(app, [*arguments, *near])
