@@ -21,20 +21,19 @@ import torch
 from echo_policies.api import CalibrationContext, Policy
 from echo_policies.registry import parse_list
 from gpu_backend import models
-from gpu_backend.config import RecordConfig
 from gpu_backend.draft_tree import DraftTree, prepare_draft
 from gpu_backend.drafter import DraftModelDrafter, TextVerifier
 from gpu_backend.node_trie import NodeTrie
-from gpu_backend.prompts import ask, load_questions, task_name
+from gpu_backend.recorded_prompts import recorded_prompts
 from traces.calibrate import calibration_samples
 from traces.library import open_trace
 from traces.positions import agreement, batch_context, drive
 from traces.replay import RecordedDrafter, RecordedVerifier, replay_tables
-from traces.request_key import key_label, request_key, requests_by_key
+from traces.request_key import key_label, request_key
 from traces.schema import Trace
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 POLICIES = (
     "chain:levels=8,static,static:tree=eagle25,eagle3,eagle3_sglang,"
@@ -67,7 +66,7 @@ def main() -> None:
         policy.calibrate(samples, CalibrationContext(1, options.k_per_request))
         for policy in parse_list([options.policies])
     ]
-    texts = _prompt_tokens(trace, options.prompts, models.load_tokenizer(options.draft))
+    texts = recorded_prompts(trace, options.prompts, models.load_tokenizer(options.draft))
     draft = models.load_model(options.draft, trace.header.draft.dtype)
     prepare_draft(draft, trace.header.vocab_size)
     tables = replay_tables(trace)
@@ -103,26 +102,6 @@ def _print(tallies: dict[str, Tally]) -> None:
             f"of the others: plans differ {plans}, accepted lengths differ {accepted}  "
             f"{' '.join(tally.first[:3])}"
         )
-
-
-def _prompt_tokens(
-    trace: Trace, files: list[Path], tokenizer: PreTrainedTokenizerBase
-) -> dict[int, list[int]]:
-    """Prompt of every recorded request whose question is in the files."""
-    recorded = requests_by_key(trace, trace.header.name)
-    config = RecordConfig(max_new_tokens=1)
-    found = {}
-    for file in files:
-        for question in load_questions(file, task_name(file), tokenizer, config):
-            answers: list[str] = []
-            for turn in range(1, len(question.turns) + 1):
-                request = recorded.get((question.task, question.question_id, turn))
-                if request is None:
-                    break
-                found[request] = ask(question, answers, tokenizer).token_ids
-                answer = trace.output_tokens(request).tolist()
-                answers.append(str(tokenizer.decode(answer, skip_special_tokens=True)))
-    return found
 
 
 def _label(trace: Trace, request: int) -> str:

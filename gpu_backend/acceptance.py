@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from echo_policies.errors import InputError
-from gpu_backend.sampling import Sampling, choose
+from gpu_backend.sampling import TokenRule
 from gpu_backend.tree_layout import NO_PARENT, TreeRows
 
 
@@ -38,7 +38,7 @@ def accept(
     trees: Sequence[TreeRows],
     seeds: Sequence[int],
     positions: Sequence[int],
-    sampling: Sampling,
+    rule: TokenRule,
 ) -> list[Accepted]:
     """Walk every request's tree from its root; one copy to the host at the end.
 
@@ -47,7 +47,7 @@ def accept(
         trees: rows of every request.
         seeds: seed of every request.
         positions: absolute position of every root.
-        sampling: how tokens are drawn.
+        rule: how tokens are drawn.
 
     Raises:
         InputError: logits at a visited row are no numbers.
@@ -71,7 +71,7 @@ def accept(
         seed_B=torch.tensor(seeds, device=device),
         position_B=torch.tensor(positions, device=device),
         levels=deepest + 1,
-        sampling=sampling,
+        rule=rule,
     )
     if has_nan:
         raise not_numbers(logits_RV.dtype)
@@ -100,7 +100,7 @@ def _walk(
     seed_B: Tensor,
     position_B: Tensor,
     levels: int,
-    sampling: Sampling,
+    rule: TokenRule,
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Chosen tokens and visited rows ``[L, B]``, NO_PARENT where the walk had ended before.
 
@@ -113,7 +113,7 @@ def _walk(
     tokens, rows = [], []
     for level in range(levels):
         rows.append(torch.where(is_walking_B, row_B, nowhere_B))
-        chosen_B = choose(logits_RV[row_B], seed_B, position_B + level + 1, sampling)
+        chosen_B = rule.choose(logits_RV[row_B], seed_B, position_B + level + 1)
         tokens.append(chosen_B)
         has_nan = has_nan | logits_RV[row_B, chosen_B].isnan().any()
         matches_R = (parent_R == row_B[owner_R]) & (token_R == chosen_B[owner_R])

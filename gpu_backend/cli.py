@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from gpu_backend import models_cli
+from gpu_backend.audit_cli import audit
 from gpu_backend.exits import user_errors
 from gpu_backend.models_cli import MODEL_HELP, locate_models
 from gpu_backend.parity_cli import parity
 from gpu_backend.prompt_lookup import PROMPT_LOOKUP
-from gpu_backend.serve_cli import serve
+from gpu_backend.serve_cli import compare, serve
 from gpu_backend.train_head import train_head
 
 app = typer.Typer(
@@ -32,8 +33,10 @@ def main() -> None:
 
 
 app.callback(invoke_without_command=True)(serve)
+app.command("compare")(compare)
 app.command("parity")(parity)
 app.command("train-head")(train_head)
+app.command("audit")(audit)
 
 
 @app.command()

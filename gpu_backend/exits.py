@@ -13,6 +13,9 @@ import typer
 
 from echo_policies.errors import EchoError
 
+FOUND: Final = 1
+"""Exit status of a check that found something."""
+
 USER_ERROR: Final = 2
 """Exit status of a run that could not start or go on."""
 
@@ -53,10 +56,10 @@ def user_errors(on_interrupt: str) -> Iterator[None]:
 
 
 @contextmanager
-def first_interrupt_asks() -> Iterator[Callable[[], bool]]:
+def first_interrupt_asks(unit: str = "step") -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C into a question that the block may ask; the second one interrupts.
 
-    So a loop can end between two steps, with everything it has finished in order.
+    So a loop can end between two units, with everything it has finished in order.
     """
     asked = False
 
@@ -66,10 +69,17 @@ def first_interrupt_asks() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print("Stopping after this step; Ctrl-C again stops at once.", file=sys.stderr)
+        print(f"Stopping after this {unit}; Ctrl-C again stops at once.", file=sys.stderr)
 
     before = signal.signal(signal.SIGINT, note)
     try:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def run_status(*, is_sound: bool, is_complete: bool) -> int:
+    """Exit status of a check: what it found counts more than that it was stopped."""
+    if not is_sound:
+        return FOUND
+    return 0 if is_complete else INTERRUPTED

@@ -167,25 +167,22 @@ def _label(
     return reached, accepted
 
 
-def calibrate(
+def warm_up(
     pair: ModelPair,
     policies: Sequence[Policy],
     settings: ServeSettings,
     requests: Sequence[ServeRequest],
     *,
     on_finished: Callable[[int], None] = lambda count: None,
-) -> tuple[list[Policy], int]:
-    """Fit the policies that need it.
+) -> CalibrationSamples:
+    """Decode requests plainly and note the beam at every position of their outputs.
 
     Args:
         pair: the models.
-        policies: calibrated ones are returned as they are.
-        settings: batch and budget of the run.
+        policies: those that are not calibrated yet, at least one, say how deep and wide to look.
+        settings: of the run; its budget is not used, and positions do not depend on its batch.
         requests: none of which is evaluated; all of them arrive at once.
         on_finished: called with the number of finished requests when it has grown.
-
-    Returns:
-        The policies in the same order, and the number of positions they were fitted on.
 
     Raises:
         InputError: the outputs hold no depth that can be judged.
@@ -200,6 +197,12 @@ def calibrate(
     engine.observer = log
     serve_all(engine, requests, on_finished=on_finished)
     outputs = {done.request.number: done.output for done in engine.finished}
-    samples = log.samples(outputs)
+    return log.samples(outputs)
+
+
+def fit(
+    policies: Sequence[Policy], samples: CalibrationSamples, settings: ServeSettings
+) -> list[Policy]:
+    """Fit the policies that need it to batch and budget of a run; others stay as they are."""
     ctx = CalibrationContext(settings.num_slots, settings.k_max)
-    return [policy.calibrate(samples, ctx) for policy in policies], len(samples.request_N)
+    return [policy.calibrate(samples, ctx) for policy in policies]

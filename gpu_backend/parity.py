@@ -7,7 +7,7 @@ equal; any difference is a fault of one of the engines, never of rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,7 +35,9 @@ class ParityReport:
     """Request-steps that drafted: those in which something could differ."""
     accepted: int
     """Draft tokens that the target accepted, in all."""
-    difference: str | None
+    differences: int
+    """Steps in which anything differs."""
+    first: str | None
     """The first difference, in words; None where there is none."""
 
 
@@ -55,29 +57,31 @@ def check_parity(
     """
     engine = build_engine(pair, policy, settings)
     if isinstance(engine.drafter, NoDrafter):
-        return ParityReport(policy.name, 0, 0, 0, 0, None)  # plain decoding decides nothing
+        return ParityReport(policy.name, 0, 0, 0, 0, 0, None)  # plain decoding decides nothing
     engine.observer = capture = Capture(engine.drafter)
     serve_all(engine, requests)
     outputs = {done.request.number: done.output for done in engine.finished}
     records = engine.log.freeze()
+    found = list(differences(policy, settings, capture.steps, outputs, records))
     return ParityReport(
         policy=policy.name,
         steps=len(capture.steps),
         request_steps=int(records.live_SB.sum()),
         drafts=int((records.depth_SB > 0).sum()),
         accepted=int(records.accepted_SB.sum()),
-        difference=first_difference(policy, settings, capture.steps, outputs, records),
+        differences=len(found),
+        first=found[0] if found else None,
     )
 
 
-def first_difference(
+def differences(
     policy: Policy,
     settings: ServeSettings,
     steps: Sequence[CapturedStep],
     outputs: Mapping[int, Sequence[int]],
     records: RunRecords,
-) -> str | None:
-    """Play captured steps again and say in words where the replay first departs.
+) -> Iterator[str]:
+    """Play captured steps again and say in words where the replay departs, a step at a time.
 
     Args:
         policy: as it ran.
@@ -87,7 +91,7 @@ def first_difference(
         records: of the live run, step by step.
     """
     if not any(step.expansions for step in steps):
-        return None
+        return
     drafter = RecordedDrafter(
         beam_tables(beams(steps, outputs)), gives_entropy="entropy" in policy.needs
     )
@@ -106,15 +110,14 @@ def first_difference(
             live_B = torch.from_numpy(records.accepted_SB[number].copy())
             found = _difference("accepted tokens", live_B, torch.minimum(accepted_B, emitted_B))
         if found is not None:
-            return f"step {number}, {found}{_who(step, found)}"
-    return None
+            yield f"step {number}, {found}{_who(step, found)}"
 
 
 def _replay(
     session: Session, drafter: RecordedDrafter, step: CapturedStep
 ) -> tuple[Decision, Tensor]:
     with torch.inference_mode():
-        decision = session.decide(_on_cpu(step.decided.ctx), step.decided.memory)
+        decision = session.decide(on_cpu(step.decided.ctx), step.decided.memory)
         accepted_B = RecordedVerifier(drafter).verify(decision.forest, decision.keep_BN)
     return decision, accepted_B.int()
 
@@ -151,7 +154,8 @@ def _who(step: CapturedStep, found: str) -> str:
     return ""
 
 
-def _on_cpu(ctx: StepContext) -> StepContext:
+def on_cpu(ctx: StepContext) -> StepContext:
+    """What a policy knew, for a replay on the host."""
     return replace(
         ctx,
         live_B=ctx.live_B.cpu(),

@@ -3,109 +3,96 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Annotated
 
 import typer
 
-from gpu_backend.exits import user_errors
-from gpu_backend.serve_options import (
-    BatchSizeOption,
-    CalibrationOption,
-    CalibrationRequestsOption,
-    CapAllOption,
-    DeviceOption,
-    DraftOption,
-    DraftVocabOption,
-    DtypeOption,
-    KMaxOption,
-    LookupMatchOption,
-    MaxNewTokensOption,
-    MaxPromptTokensOption,
-    ModelLevelsOption,
-    ModeOption,
-    PolicyOption,
-    PromptsOption,
-    RequestsOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-)
+from gpu_backend.exits import first_interrupt_asks, run_status, user_errors
+from gpu_backend.serve_options import GivenOptions, takes_run_options
 from gpu_backend.serve_start import start
 
 
+@takes_run_options
 def parity(
+    given: GivenOptions,
     *,
-    policy: PolicyOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    draft_vocab: DraftVocabOption = None,
-    lookup_match: LookupMatchOption = None,
-    model_levels: ModelLevelsOption = None,
-    prompts: PromptsOption = None,
-    batch_size: BatchSizeOption = None,
-    requests: RequestsOption = None,
-    max_new_tokens: MaxNewTokensOption = None,
-    max_prompt_tokens: MaxPromptTokensOption = None,
-    temperature: TemperatureOption = None,
-    seed: SeedOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    k_max: KMaxOption = None,
-    cap_all: CapAllOption = False,
-    mode: ModeOption = None,
-    calibration: CalibrationOption = None,
-    calibration_requests: CalibrationRequestsOption = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="Compare with this recording (path or bundled name), tokens forced."),
+    ] = None,
 ) -> None:
     """Serve with real models, replay what the policies saw, and compare every decision.
 
     Plans and accepted lengths must be equal in every step; exits with 1 and the first difference
-    where they are not.
+    where they are not. With --trace the models that it was made of serve its requests, its tokens
+    are committed, and every decision is compared with the replay of the trace.
     """
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Nothing was compared yet."):
-        options: dict[str, Any] = {
-            "policies": tuple(policy or ["echo"]),
-            "target": target,
-            "draft": draft,
-            "draft_vocab": draft_vocab,
-            "lookup_match": lookup_match,
-            "model_levels": model_levels,
-            "prompts": tuple(prompts or ()),
-            "batch_size": batch_size,
-            "requests": requests,
-            "max_new_tokens": max_new_tokens,
-            "max_prompt_tokens": max_prompt_tokens,
-            "seed": seed,
-            "dtype": dtype,
-            "device": device,
-            "k_max": k_max,
-            "cap_all": cap_all,
-            "mode": mode,
-            "calibration": calibration,
-            "calibration_requests": calibration_requests,
-        }
-        is_equal = _compare(options, {"temperature": temperature})
-    if not is_equal:
-        raise typer.Exit(1)
+        status = _compare(given) if trace is None else _compare_with(given, trace)
+    if status:
+        raise typer.Exit(status)
 
 
-def _compare(options: dict[str, Any], sampling: dict[str, Any]) -> bool:
-    """Check every policy that drafts and print a line for each; returns whether all are equal."""
+def _compare(given: GivenOptions) -> int:
+    """Check every policy that drafts, print the table; returns the exit status."""
     from gpu_backend.parity import check_parity
-    from gpu_backend.serve_run import prepare
+    from gpu_backend.parity_output import print_parity
+    from gpu_backend.progress import ProgressBars
+    from gpu_backend.run_loop import RunLoop
+    from gpu_backend.serve_prepare import prepare
 
-    config, located = start(options, sampling)
-    ready = prepare(config, located)
-    is_equal = True
-    for policy in ready.policies[1:]:
-        report = check_parity(ready.pair, policy, ready.settings, ready.workload.requests)
-        if report.difference is None:
-            typer.echo(
-                f"{report.policy}: {report.steps} steps, {report.drafts} drafts, "
-                f"{report.accepted} accepted tokens; replay takes every decision the same way."
+    config, located = start(given)
+    with ProgressBars() as bars, first_interrupt_asks("run") as should_stop:
+        ready = prepare(config, located, progress=bars.update)
+        loop = RunLoop.over(
+            ready.batches, with_plain=False, progress=bars.update, should_stop=should_stop
+        )
+        reports = [
+            (
+                batch.settings,
+                check_parity(ready.pair, policy, batch.settings, ready.workload.requests),
             )
-        else:
-            typer.echo(f"{report.policy}: DIFFERS at {report.difference}.")
-            is_equal = False
-    return is_equal
+            for batch, policy in loop
+        ]
+    print_parity(reports)
+    return run_status(
+        is_sound=all(report.first is None for _, report in reports),
+        is_complete=len(reports) == len(loop.runs),
+    )
+
+
+def _compare_with(given: GivenOptions, name: str) -> int:
+    """Check every policy against a recording, print the table; returns the exit status."""
+    from gpu_backend.models_cli import locate_models
+    from gpu_backend.parity_output import print_trace_parity
+    from gpu_backend.progress import ProgressBars
+    from gpu_backend.run_loop import RunLoop
+    from gpu_backend.serve_setup import models_needed
+    from gpu_backend.trace_parity import check_trace_parity
+    from gpu_backend.trace_setup import prepare_trace, trace_config
+    from traces.library import open_trace
+
+    trace = open_trace(name)
+    config = trace_config(given, trace)
+    located = locate_models(*models_needed(config))
+    with ProgressBars() as bars, first_interrupt_asks("run") as should_stop:
+        ready = prepare_trace(config, trace, located)
+        loop = RunLoop.over(
+            ready.batches, with_plain=False, progress=bars.update, should_stop=should_stop
+        )
+        reports = [
+            (
+                batch.settings,
+                check_trace_parity(
+                    ready.pair, policy, batch.settings, ready.recording, ready.requests
+                ),
+            )
+            for batch, policy in loop
+        ]
+    print_trace_parity(trace.header.name, len(ready.requests), reports)
+    return run_status(
+        is_sound=not any(report.faults for _, report in reports),
+        is_complete=len(reports) == len(loop.runs),
+    )

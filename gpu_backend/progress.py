@@ -22,6 +22,7 @@ _STAGES: Final = {
     "dialogues": ("dialogues", "dialogues"),
     "features": ("target features", "dialogues"),
     "training": ("training", "tokens"),
+    "runs": ("compared", "runs"),
 }
 
 

@@ -34,14 +34,16 @@ def time_run(
     pair: ModelPair,
     policies: Sequence[Policy],
     workload: Workload,
+    batch_size: int,
     *,
     writes_costs: bool = False,
 ) -> Timed:
-    """Time forwards at the run's batch size, every request in the middle of its output.
+    """Time forwards at a batch size, every request in the middle of its output.
 
     Args:
         config: the options.
         pair: the models.
+        batch_size: requests, B.
         policies: of the run; costs are timed if one of them weighs costs.
         workload: its prompts say how long contexts are.
         writes_costs: time costs whoever asks, at several contexts.
@@ -52,7 +54,7 @@ def time_run(
     if config.k_max is None:
         knee = measure_knee(
             pair.target,
-            batch_size=config.batch_size,
+            batch_size=batch_size,
             context=context,
             factor=config.k_max_factor,
             clock=clock,
@@ -68,7 +70,7 @@ def time_run(
     measure = partial(
         measure_costs,
         pair,
-        batch_size=config.batch_size,
+        batch_size=batch_size,
         most_nodes=max(nodes),
         most_width=max(widths),
         clock=clock,

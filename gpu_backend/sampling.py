@@ -10,7 +10,7 @@ Shape letters: N rows, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -23,6 +23,14 @@ _GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
 _MIX: Final = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 _LAST_SHIFT: Final = 31
 _MANTISSA: Final = 52
+
+
+class TokenRule(Protocol):
+    """Says which token follows: drawn from the target's logits, or known from elsewhere."""
+
+    def choose(self, logits_NV: Tensor, seed_N: Tensor, position_N: Tensor) -> Tensor:
+        """Choose one token per row, as :func:`choose` does; a token below 0 matches no draft."""
+        ...
 
 
 class Sampling(BaseModel):
@@ -49,6 +57,10 @@ class Sampling(BaseModel):
     def is_greedy(self) -> bool:
         """Whether nothing is drawn."""
         return self.temperature == 0
+
+    def choose(self, logits_NV: Tensor, seed_N: Tensor, position_N: Tensor) -> Tensor:
+        """Choose one token per row; see :func:`choose`."""
+        return choose(logits_NV, seed_N, position_N, self)
 
 
 def choose(logits_NV: Tensor, seed_N: Tensor, position_N: Tensor, sampling: Sampling) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -36,7 +36,9 @@ class ServeConfig(BaseModel):
         MODEL_LEVELS, ge=1, le=64, description="depths the draft model proposes beside lookup"
     )
     prompts: tuple[Path, ...] = Field(min_length=1, description="JSONL files of prompts")
-    batch_size: int = Field(8, ge=1, le=4096, description="requests served at a time")
+    batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
+        (8,), min_length=1, description="requests served at a time; a table each"
+    )
     requests: int | None = Field(None, ge=1, description="prompts in all; every prompt if unset")
     max_new_tokens: int = Field(256, ge=2, description="output tokens per request, at most")
     max_prompt_tokens: int | None = Field(None, ge=1, description="longer prompts are passed over")
@@ -54,6 +56,8 @@ class ServeConfig(BaseModel):
     calibration_requests: int = Field(
         8, ge=1, description="prompts that gates are fitted on in the warm-up, and never evaluated"
     )
+
+    defaults: tuple[str, ...] = Field((), description="names of the options that were not given")
 
     @property
     def looks_up(self) -> bool:
@@ -79,6 +83,8 @@ class ServeConfig(BaseModel):
     def _files_differ(self) -> Self:
         if len(set(self.prompts)) < len(self.prompts):
             raise ValueError("prompts must name each file once")
+        if len(set(self.batch_sizes)) < len(self.batch_sizes):
+            raise ValueError("batch_sizes must name each batch size once")
         return self
 
 

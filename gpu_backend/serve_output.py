@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_backend.serve_results import CostTables, KneeTable, ServeResult, ServeRow
+from gpu_backend.serve_results import CostTables, KneeTable, ServeBatch, ServeResult, ServeRow
 from traces.table import TableRow, comparison_table
 from traces.terminal import console
 
 
 def print_result(result: ServeResult, *, shows_text: bool = False) -> None:
-    """Print the head, the table, and what the reader must know about single rows."""
+    """Print the head, a table per batch size, and what must be known about single rows."""
     out = console()
     for line in head(result):
         out.print(line, soft_wrap=True, markup=False)
-    out.print()
-    rows = [
-        TableRow(row.policy, row.summary, row.speedup, "" if row.is_complete else "!")
-        for row in result.rows
-    ]
-    title = f"batch {result.config.batch_size}, k_max {result.k_max} ({result.k_max_rule})"
-    out.print(comparison_table(title, rows, is_open_loop=True))
-    for note in notes(result):
-        out.print(note, soft_wrap=True, markup=False)
+    for batch in result.batches:
+        out.print()
+        rows = [
+            TableRow(row.policy, row.summary, row.speedup, "" if row.is_complete else "!")
+            for row in batch.rows
+        ]
+        title = f"batch {batch.batch_size}, k_max {batch.k_max} ({batch.k_max_rule})"
+        out.print(comparison_table(title, rows, is_open_loop=True))
+        if batch.costs is not None:
+            out.print(f"costs     {costs_line(batch.costs)}", soft_wrap=True, markup=False)
+        for note in notes(result, batch):
+            out.print(note, soft_wrap=True, markup=False)
     if shows_text:
-        for line in texts(result.rows[-1]):
+        for line in texts(result.batches[-1].rows[-1]):
             out.print(line, soft_wrap=True, markup=False)
 
 
@@ -51,8 +54,6 @@ def head(result: ServeResult) -> list[str]:
     ]
     if result.head:
         lines.insert(1, f"head      {result.head}")
-    if result.costs is not None:
-        lines.append(f"costs     {costs_line(result.costs)}")
     return [*lines, f"gates     {result.calibration}"] if result.calibration else lines
 
 
@@ -75,32 +76,32 @@ def _ms(table: KneeTable, place: int) -> str:
     return f"{1e3 * table.seconds[place]:.3g} ms"
 
 
-def notes(result: ServeResult) -> Iterator[str]:
-    """What the table does not say."""
-    over = [row for row in result.rows if row.summary.k_per_step > result.k_max]
+def notes(result: ServeResult, batch: ServeBatch) -> Iterator[str]:
+    """What a table does not say."""
+    over = [row for row in batch.rows if row.summary.k_per_step > batch.k_max]
     if over:
         shown = ", ".join(f"{row.policy} {row.summary.k_per_step:.0f}" for row in over)
         yield f"K beyond k_max, which fixed shapes ignore (--cap-all clamps them): {shown}"
-    yield from _sameness(result)
-    for row in result.rows[1:]:
+    yield from _sameness(batch, result.config.dtype)
+    for row in batch.rows[1:]:
         if row.summary.k_per_step == 0:
             yield (
                 f"{row.policy}: ! no node was verified in any step, so this is plain decoding; "
                 "k_max, the policy's gates or the drafter left nothing"
             )
-    for row in result.rows:
+    for row in batch.rows:
         if not row.is_complete:
             yield (
                 f"{row.policy}: ! stopped by Ctrl-C with {len(row.requests)} of "
-                f"{result.num_requests} requests finished; later policies did not run"
+                f"{result.num_requests} requests finished; later runs did not start"
             )
         if row.summary.clamped_share > 0:
             yield f"{row.policy}: ! clamped to k_max in {row.summary.clamped_share:.0%} of steps"
 
 
-def _sameness(result: ServeResult) -> Iterator[str]:
+def _sameness(batch: ServeBatch, dtype: str) -> Iterator[str]:
     """Whether the outputs are plain decoding's."""
-    others = result.rows[1:]
+    others = batch.rows[1:]
     if not others:
         return
     if all(row.same_outputs == row.compared_outputs for row in others):
@@ -111,7 +112,7 @@ def _sameness(result: ServeResult) -> Iterator[str]:
         if differ:
             yield (
                 f"{row.policy}: ! {differ} of {row.compared_outputs} outputs differ from plain "
-                f"decoding's; in {result.config.dtype} near-ties can fall either way"
+                f"decoding's; in {dtype} near-ties can fall either way"
             )
 
 

@@ -65,6 +65,19 @@ class CostTables(_Frozen):
     """Of a draft model's layer; None where there is no draft model."""
 
 
+class ServeBatch(_Frozen):
+    """One table: every policy at one batch size."""
+
+    batch_size: int
+    k_max: int
+    k_max_rule: str
+    knee: KneeTable | None
+    costs: CostTables | None
+    """None where no policy weighs costs."""
+    rows: tuple[ServeRow, ...]
+    """Plain decoding first."""
+
+
 class ServeResult(_Frozen):
     """The outcome of one ``run_gpu``."""
 
@@ -78,26 +91,23 @@ class ServeResult(_Frozen):
     versions: dict[str, str]
     num_requests: int
     mean_prompt_tokens: float
-    k_max: int
-    k_max_rule: str
     calibration: str
     """What gates were fitted on, in words; empty where nothing needed it."""
-    knee: KneeTable | None
-    costs: CostTables | None
-    """None where no policy weighs costs."""
-    rows: tuple[ServeRow, ...]
-    """Plain decoding first."""
+    is_complete: bool
+    """Whether every policy served every request at every batch size; False after Ctrl-C."""
+    batches: tuple[ServeBatch, ...]
 
-    def row(self, policy: str) -> ServeRow:
+    def row(self, policy: str, batch_size: int) -> ServeRow:
         """Return one row.
 
         Raises:
             KeyError: there is none.
         """
-        for row in self.rows:
-            if row.policy == policy:
-                return row
-        raise KeyError(policy)
+        for batch in self.batches:
+            for row in batch.rows:
+                if batch.batch_size == batch_size and row.policy == policy:
+                    return row
+        raise KeyError((policy, batch_size))
 
     def to_json(self) -> str:
         """Everything, as JSON; figures that do not exist are null."""

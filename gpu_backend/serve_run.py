@@ -1,49 +1,34 @@
-"""One run on real models: load, choose k_max, serve with every policy, put the result together."""
+"""One run on real models: serve with every policy, put the result together."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
 
 from echo_policies.api import Policy
 from echo_policies.errors import InputError
-from gpu_backend import library_versions, models
-from gpu_backend.cost_rows import cost_rows
-from gpu_backend.knee import Knee
-from gpu_backend.live_calibration import calibrate
-from gpu_backend.measured_costs import MeasuredCosts
+from gpu_backend import library_versions
 from gpu_backend.packed_linear import describe_products
-from gpu_backend.run_timing import time_run
 from gpu_backend.serve_config import ServeConfig
 from gpu_backend.serve_loop import serve_all
-from gpu_backend.serve_results import KneeTable, ServedRequest, ServeResult, ServeRow
-from gpu_backend.serve_setup import (
-    Workload,
-    any_drafts,
-    choose_device,
-    chosen_policies,
-    load_pair,
-    make_workload,
+from gpu_backend.serve_prepare import Prepared, PreparedBatch, Progress
+from gpu_backend.serve_results import (
+    KneeTable,
+    ServeBatch,
+    ServedRequest,
+    ServeResult,
+    ServeRow,
 )
-from gpu_backend.serving import ModelPair, ServeSettings, build_engine
+from gpu_backend.serving import build_engine
 from gpu_backend.serving_batch import Finished
-from gpu_backend.sources.locate import LocatedModel
 from traces.metrics import summarise
 from traces.records import RunRecords
-from traces.schema import ModelInfo
 from traces.stats import speedup_interval, steadiness
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Progress = Callable[[str, int, int], None]
-"""Called with what runs, requests finished and requests in all."""
 
 RESAMPLE: Final = 3
 """Random stream of the intervals."""
@@ -62,97 +47,6 @@ class _Run:
     is_complete: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Everything loaded and chosen, ready to serve."""
-
-    device: torch.device
-    pair: ModelPair
-    tokenizer: PreTrainedTokenizerBase
-    workload: Workload
-    settings: ServeSettings
-    knee: Knee | None
-    costs: MeasuredCosts | None
-    costs_by_context: Mapping[int, MeasuredCosts]
-    """Empty unless they are to be written."""
-    policies: tuple[Policy, ...]
-    """Plain decoding first, all calibrated."""
-    calibration: str
-    """What gates were fitted on, in words; empty where nothing needed it."""
-    target: ModelInfo
-    draft: ModelInfo | None
-    """None where no policy drafts."""
-
-
-def prepare(
-    config: ServeConfig,
-    located: Sequence[LocatedModel],
-    *,
-    progress: Progress = lambda *_: None,
-    writes_costs: bool = False,
-) -> Prepared:
-    """Load models and prompts, choose ``k_max`` and fit gates.
-
-    Args:
-        config: the options.
-        located: the models that :func:`gpu_backend.serve_setup.models_needed` names.
-        progress: shown while calibration requests finish.
-        writes_costs: time what steps cost at several contexts, even if no policy weighs it.
-
-    Raises:
-        InputError: a model, a prompt, a policy or an option cannot be used.
-        MissingExtraError: the extra ``[models]`` is not installed.
-    """
-    device = choose_device(config)
-    policies = chosen_policies(config)
-    calibrates = not all(policy.is_calibrated for policy in policies)
-    pair, tokenizer = load_pair(config, [model.path for model in located], device)
-    workload = make_workload(config, pair, tokenizer, calibrates=calibrates)
-    timed = time_run(config, pair, policies, workload, writes_costs=writes_costs)
-    settings = ServeSettings(
-        num_slots=config.batch_size,
-        k_max=timed.k_max,
-        max_tokens=workload.max_tokens,
-        sampling=config.sampling,
-        prefill_chunk=config.prefill_chunk,
-        is_staged=config.mode == "staged",
-        caps_all=config.cap_all,
-        costs=timed.costs,
-    )
-    calibration = "" if config.calibration is None else f"from {config.calibration.name}"
-    if calibrates:
-        total = len(workload.calibration)
-        progress("calibration", 0, total)
-        policies, positions = calibrate(
-            pair,
-            policies,
-            settings,
-            workload.calibration,
-            on_finished=lambda count: progress("calibration", count, total),
-        )
-        calibration = (
-            f"fitted in the warm-up: {positions} positions of {total} prompts that are not "
-            "evaluated"
-        )
-    target, *drafts = [_describe(model, config) for model in located]
-    if config.looks_up and any_drafts(policies):
-        drafts = [models.describe_lookup(drafts[0] if drafts else None)]
-    return Prepared(
-        device=device,
-        pair=pair,
-        tokenizer=tokenizer,
-        workload=workload,
-        settings=settings,
-        knee=timed.knee,
-        costs=timed.costs,
-        costs_by_context=timed.by_context,
-        policies=tuple(policies),
-        calibration=calibration,
-        target=target,
-        draft=drafts[0] if drafts else None,
-    )
-
-
 def serve_policies(
     config: ServeConfig,
     ready: Prepared,
@@ -160,7 +54,7 @@ def serve_policies(
     progress: Progress = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> ServeResult:
-    """Serve the prompts with plain decoding and with every policy.
+    """Serve the prompts with plain decoding and with every policy, at every batch size.
 
     Args:
         config: the options.
@@ -174,16 +68,23 @@ def serve_policies(
         PolicyViolation: a policy broke its contract.
         KeyboardInterrupt: it was stopped before anything was measured.
     """
-    runs: list[_Run] = []
-    for policy in ready.policies:
-        run = _serve(ready, policy, progress=progress, should_stop=should_stop)
-        if run is not None:
-            runs.append(run)
-        if run is None or not run.is_complete:
+    batches: list[ServeBatch] = []
+    is_complete = True
+    for batch in ready.batches:
+        runs: list[_Run] = []
+        for policy in batch.policies:
+            run = _serve(ready, batch, policy, progress=progress, should_stop=should_stop)
+            if run is not None:
+                runs.append(run)
+            is_complete = run is not None and run.is_complete
+            if not is_complete:
+                break
+        if runs:
+            batches.append(_batch(batch, runs, ready, config))
+        if not is_complete:
             break
-    if not runs:
+    if not batches:
         raise KeyboardInterrupt
-    knee = ready.knee
     return ServeResult(
         config=config,
         target=ready.target,
@@ -193,24 +94,9 @@ def serve_policies(
         versions=library_versions(),
         num_requests=len(ready.workload.requests),
         mean_prompt_tokens=ready.workload.mean_prompt,
-        k_max=ready.settings.k_max,
-        k_max_rule=_rule(config),
         calibration=ready.calibration,
-        knee=None if knee is None else KneeTable(rows=knee.rows, seconds=knee.seconds),
-        costs=None if ready.costs is None else ready.costs.tables(),
-        rows=tuple(_row(run, runs[0], ready, config) for run in runs),
-    )
-
-
-def written_costs(config: ServeConfig, ready: Prepared) -> str:
-    """What was timed, as the file that the simulator reads."""
-    device = ready.device
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return cost_rows(
-        ready.costs_by_context,
-        model=Path(config.target).stem,
-        gpu=gpu.removeprefix("NVIDIA "),
-        batch_size=config.batch_size,
+        is_complete=is_complete,
+        batches=tuple(batches),
     )
 
 
@@ -223,12 +109,6 @@ def describe_device(device: torch.device) -> str:
     return f"cpu{why}, {platform.machine()}, {torch.get_num_threads()} threads, {products}"
 
 
-def _describe(model: LocatedModel, config: ServeConfig) -> ModelInfo:
-    """What is known of a model, by its official name if it was asked for by a name."""
-    info = models.describe_model(model.path, config.dtype)
-    return info if model.name is None else info.model_copy(update={"name": model.name})
-
-
 def _rule(config: ServeConfig) -> str:
     if config.k_max is not None:
         return "given"
@@ -236,22 +116,28 @@ def _rule(config: ServeConfig) -> str:
 
 
 def _serve(
-    ready: Prepared, policy: Policy, *, progress: Progress, should_stop: Callable[[], bool]
+    ready: Prepared,
+    batch: PreparedBatch,
+    policy: Policy,
+    *,
+    progress: Progress,
+    should_stop: Callable[[], bool],
 ) -> _Run | None:
     """Serve all requests with one policy; None if it was stopped before anything was measured."""
-    pair, settings, workload = ready.pair, ready.settings, ready.workload
+    pair, settings, workload = ready.pair, batch.settings, ready.workload
+    label = ready.label(policy, batch)
     first = workload.requests[0]
     tokens = min(WARM_UP_TOKENS, first.max_new_tokens)
     warm_up = replace(first, max_new_tokens=tokens, arrival_s=0.0)
     serve_all(build_engine(pair, policy, settings), [warm_up])
     total = len(workload.requests)
-    progress(policy.name, 0, total)
+    progress(label, 0, total)
     engine = build_engine(pair, policy, settings)
     is_complete = serve_all(
         engine,
         workload.requests,
         should_stop=should_stop,
-        on_finished=lambda count: progress(policy.name, count, total),
+        on_finished=lambda count: progress(label, count, total),
     )
     if engine.log.times:
         return _Run(policy, engine.log.freeze(), tuple(engine.finished), is_complete)
@@ -260,6 +146,20 @@ def _serve(
     raise InputError(
         "A run must emit more than the first token of some request; every output ended with "
         "its first one. Serve other prompts."
+    )
+
+
+def _batch(
+    batch: PreparedBatch, runs: Sequence[_Run], ready: Prepared, config: ServeConfig
+) -> ServeBatch:
+    knee = batch.knee
+    return ServeBatch(
+        batch_size=batch.size,
+        k_max=batch.settings.k_max,
+        k_max_rule=_rule(config),
+        knee=None if knee is None else KneeTable(rows=knee.rows, seconds=knee.seconds),
+        costs=None if batch.costs is None else batch.costs.tables(),
+        rows=tuple(_row(run, runs[0], ready, config) for run in runs),
     )
 
 

@@ -79,8 +79,12 @@ def choose_device(config: ServeConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def chosen_policies(config: ServeConfig) -> list[Policy]:
+def chosen_policies(config: ServeConfig, batch_size: int) -> list[Policy]:
     """Plain decoding, then the policies asked for, fitted where there is a calibration file.
+
+    Args:
+        config: the options.
+        batch_size: what they are fitted for.
 
     Raises:
         InputError: two policies of one name, or one that the calibration file does not hold.
@@ -97,7 +101,7 @@ def chosen_policies(config: ServeConfig) -> list[Policy]:
     if fitted is None:
         return list(named.values())
     return [
-        policy if policy.is_calibrated else fitted.apply(policy, config.batch_size)
+        policy if policy.is_calibrated else fitted.apply(policy, batch_size)
         for policy in named.values()
     ]
 
@@ -112,11 +116,13 @@ def models_needed(config: ServeConfig) -> list[str]:
         SignalError: a policy asks for what prompt lookup does not propose.
     """
     choose_device(config)
-    policies = chosen_policies(config)
+    policies = chosen_policies(config, config.batch_sizes[0])
     for policy in policies:
         objection = lookup_objection(widest_plan(policy)) if config.looks_up else None
         if objection is not None:
-            raise SignalError(f"Policy {policy.name!r} {objection}.")
+            raise SignalError(
+                f"Policy {policy.name!r} {objection}. A draft model alone can: give --draft."
+            )
     if config.draft_model is None or not any_drafts(policies):
         return [config.target]
     return [config.target, config.draft_model]

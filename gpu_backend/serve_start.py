@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from gpu_backend.models_cli import locate_models
-from gpu_backend.serve_defaults import with_defaults
+from gpu_backend.serve_defaults import left_out, with_defaults
+from gpu_backend.serve_options import GivenOptions
 
 if TYPE_CHECKING:
     from gpu_backend.serve_config import ServeConfig
     from gpu_backend.sources.locate import LocatedModel
 
 
-def start(
-    options: dict[str, Any], sampling: dict[str, Any]
-) -> tuple[ServeConfig, list[LocatedModel]]:
+def start(given: GivenOptions) -> tuple[ServeConfig, list[LocatedModel]]:
     """Check the options, say which defaults are taken, and find or fetch the models.
 
     Args:
-        options: of ``ServeConfig``; None where the user said nothing.
-        sampling: of ``Sampling``, likewise.
+        given: what the user typed.
 
     Returns:
         The options, and the models that ``prepare`` needs.
@@ -33,8 +31,9 @@ def start(
     from gpu_backend.serve_config import make_serve_config
     from gpu_backend.serve_setup import models_needed
 
+    options, sampling = given.config(), given.sampling
     filled, said = with_defaults(options)
-    config = make_serve_config(sampling, **filled)
+    config = make_serve_config(sampling, **filled, defaults=left_out(options, sampling))
     needed = models_needed(config)
     if said:
         typer.echo(f"defaults  {said}")

@@ -15,7 +15,7 @@ from gpu_backend.engine import Engine, EngineOptions
 from gpu_backend.lookup_drafter import LookupDrafter
 from gpu_backend.prompt_lookup import MATCH, MODEL_LEVELS
 from gpu_backend.ragged_model import RaggedModel
-from gpu_backend.sampling import Sampling
+from gpu_backend.sampling import TokenRule
 from gpu_backend.serving_drafter import NoDrafter, ServingDrafter
 from gpu_backend.stopwatch import Clock, Stopwatch, device_clock
 from gpu_backend.tree_drafter import TreeDrafter, draft_rows
@@ -58,7 +58,7 @@ class ServeSettings:
     k_max: int
     max_tokens: int
     """Tokens of the longest request, prompt and output together."""
-    sampling: Sampling
+    sampling: TokenRule
     prefill_chunk: int | None = 512
     pool_requests: int | None = None
     """Longest requests that the KV pools hold at a time; ``num_slots`` by default."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from echo_policies.forest import Forest
 from gpu_backend.acceptance import Accepted, accept, not_numbers
 from gpu_backend.ragged_model import Extension, RaggedModel
-from gpu_backend.sampling import Sampling, choose
+from gpu_backend.sampling import TokenRule
 from gpu_backend.tree_layout import ForestIndex, lay_out
 
 
@@ -46,17 +46,17 @@ class TargetVerifier:
     tokens each request gets, and :meth:`commit` keeps the keys and values of those that go on.
     """
 
-    def __init__(self, target: RaggedModel, drafter: TokenSource, sampling: Sampling) -> None:
+    def __init__(self, target: RaggedModel, drafter: TokenSource, rule: TokenRule) -> None:
         """Bind target and drafter.
 
         Args:
             target: the target over its pool.
             drafter: knows the tokens of the candidates.
-            sampling: how tokens are drawn.
+            rule: how tokens are drawn.
         """
         self.target = target
         self._drafter = drafter
-        self._sampling = sampling
+        self._rule = rule
         self._roots: Sequence[Root] = ()
         self.accepted: dict[int, Accepted] = {}
         """Outcome of the last step by slot."""
@@ -88,7 +88,7 @@ class TargetVerifier:
         """
         position = self.target.table.length(slot)
         key = torch.tensor([seed, position], device=logits_V.device)[:, None]
-        token = int(choose(logits_V[None], key[0], key[1], self._sampling))
+        token = int(self._rule.choose(logits_V[None], key[0], key[1]))
         if logits_V[token].isnan():
             raise not_numbers(logits_V.dtype)
         return token
@@ -116,7 +116,7 @@ class TargetVerifier:
             trees,
             [root.seed for root in self._roots],
             [self.target.table.length(slot) for slot in slots],
-            self._sampling,
+            self._rule,
         )
         self.accepted = dict(zip(slots, outcome, strict=True))
         if self.target.features is not None:

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from echo_policies.errors import EchoError
-from simulator.arguments import whole_numbers
 from simulator.costs_cli import app as costs_app
 from simulator.traces_cli import app as traces_app
+from traces.arguments import whole_numbers
 
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells give it."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echo_policies.errors import InputError
-from simulator.arguments import first_to_last, whole_numbers
+from simulator.arguments import first_to_last
 from simulator.costs_policies_cli import policies
+from traces.arguments import whole_numbers
 
 if TYPE_CHECKING:
     from simulator.cost.constants import ConstantsFile

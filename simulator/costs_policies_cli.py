@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.arguments import whole_numbers
+from traces.arguments import whole_numbers
 
 
 def policies(

@@ -88,9 +88,10 @@ def noise_without_position(patch):
 
 def noise_of_the_row_not_of_the_token(patch):
     """The token after a node is drawn with the node's own noise."""
-    original = acceptance.choose
     patch.setattr(
-        acceptance, "choose", lambda logits, seed, at, how: original(logits, seed, at - 1, how)
+        sampling.Sampling,
+        "choose",
+        lambda rule, logits, seed, at: sampling.choose(logits, seed, at - 1, rule),
     )
 
 

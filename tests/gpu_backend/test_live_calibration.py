@@ -6,7 +6,7 @@ import torch
 from echo_policies.api import Policy
 from echo_policies.gates.open import OpenGate
 from echo_policies.registry import parse
-from gpu_backend.live_calibration import BEAM_WIDTH, BeamLog, Probe, calibrate
+from gpu_backend.live_calibration import BEAM_WIDTH, BeamLog, Probe, fit, warm_up
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving import ServeSettings, build_engine
 from tests.gpu_backend.reference import PlainDraft
@@ -71,9 +71,10 @@ def test_policies_come_back_fitted():
     asked = requests([rng.integers(2, 97, 5).tolist() for _ in range(8)], 14)
     settings = ServeSettings(num_slots=8, k_max=8, max_tokens=19, sampling=WARM)
     given = [parse(spec) for spec in ("chain", "echo:levels=3", "dense:levels=4")]
-    fitted, positions = calibrate(pair, given, settings, asked)
+    samples = warm_up(pair, given, settings, asked)
+    fitted = fit(given, samples, settings)
     assert fitted[0] is given[0]
     assert all(policy.is_calibrated for policy in fitted)
-    assert positions == 8 * 12
+    assert len(samples.request_N) == 8 * 12
     assert all(0 <= tau <= 1 for policy in fitted[1:] for _, tau in policy.gate.taus)
     torch.testing.assert_close(fitted[1].scheduler.w_topk, 1)

@@ -44,7 +44,8 @@ def test_table_and_file(pair, tmp_path):
     lines = [line for line in result.output.splitlines() if line.startswith("chain")]
     assert 1 <= sum("requests, " in line for line in lines) <= 5  # progress, not one per step
     content = json.loads(out.read_text())
-    rows = content["rows"]
+    (batch,) = content["batches"]
+    rows = batch["rows"]
     assert rows[0]["policy"] == "autoregressive"
     assert [row["policy"].split(":")[0] for row in rows[1:]] == ["chain", "eagle3"]
     plain = {r["number"]: r["tokens"] for r in rows[0]["requests"]}
@@ -59,7 +60,7 @@ def test_table_and_file(pair, tmp_path):
         assert round(emitted) == sum(len(tokens) - 1 for tokens in plain.values())
     assert rows[0]["summary"]["mat"] == 1
     assert rows[1]["summary"]["k_per_step"] > 0
-    assert content["k_max_rule"] == "given"
+    assert batch["k_max_rule"] == "given"
 
 
 def test_costs_are_timed_for_whoever_weighs_them_and_written(pair, tmp_path):
@@ -84,11 +85,11 @@ def test_costs_are_timed_for_whoever_weighs_them_and_written(pair, tmp_path):
 def test_knee_is_timed_where_no_budget_is_given(pair, tmp_path):
     out = tmp_path / "run.json"
     arguments = [*pair, "--policy", "chain:levels=2", "--requests", "2", "--json", str(out)]
-    result = CliRunner().invoke(app, ["--max-new-tokens", "3", "--batch-size", "2", *arguments])
+    result = CliRunner().invoke(app, ["--max-new-tokens", "3", "--batch-size", "2,3", *arguments])
     assert result.exit_code == 0, result.output
-    content = json.loads(out.read_text())
-    assert content["knee"]["rows"][:2] == [2, 4]
-    assert content["k_max"] >= 0
+    batches = json.loads(out.read_text())["batches"]
+    assert [batch["knee"]["rows"][:2] for batch in batches] == [[2, 4], [3, 6]]
+    assert all(batch["k_max"] >= 0 for batch in batches)
     assert "timed here" in result.output
 
 
@@ -104,9 +105,10 @@ def test_gates_are_fitted_in_the_warm_up(pair, tmp_path):
     assert "of 6 prompts that are not evaluated" in result.output
     content = json.loads(out.read_text())
     assert content["num_requests"] == 2
-    assert content["rows"][1]["parameters"]["taus"]
-    assert content["rows"][1]["parameters"]["w_topk"] == 1
-    assert content["rows"][1]["same_outputs"] == 2
+    row = content["batches"][0]["rows"][1]
+    assert row["parameters"]["taus"]
+    assert row["parameters"]["w_topk"] == 1
+    assert row["same_outputs"] == 2
 
 
 def test_plain_decoding_needs_no_draft(pair):
@@ -136,7 +138,10 @@ def test_interrupt_keeps_what_is_finished(pair, monkeypatch, tmp_path):
     result = run([*pair, "--policy", "chain:levels=2,static:tree=0/1", "--json", str(out)])
     assert result.exit_code == 130, result.output
     assert "stopped by Ctrl-C with 2 of 4 requests finished" in result.output
-    rows = json.loads(out.read_text())["rows"]
+    content = json.loads(out.read_text())
+    assert not content["is_complete"]
+    (batch,) = content["batches"]
+    rows = batch["rows"]
     assert [row["is_complete"] for row in rows] == [True, False]
 
 
@@ -152,7 +157,9 @@ def test_errors_are_one_sentence(pair, tmp_path):
     assert "calibration takes 8 prompts that are not evaluated, but there are 4 in all" in said
     chain = ["--policy", "chain"]
     fixed = [*pair[:2], *pair[4:], "--policy", "static", "--draft", "prompt-lookup"]
-    assert "'static' verifies a fixed tree, but prompt lookup proposes only" in error_of(fixed)
+    refused = error_of(fixed)
+    assert "'static' verifies a fixed tree, but prompt lookup proposes only" in refused
+    assert "A draft model alone can: give --draft." in refused
     assert "No model or path named 'smol-lm'" in error_of([*pair, *chain, "--draft", "smol-lm"])
     assert "repetition_penalty must be 1" in error_of([*pair, *chain, "--repetition-penalty", "2"])
     assert "top_p: " in error_of([*pair, *chain, "--top-p", "0"])
@@ -162,6 +169,10 @@ def test_errors_are_one_sentence(pair, tmp_path):
     short = save_model(tmp_path / "short", seed=1, limit=8)
     said = error_of([*pair, *chain, "--target", str(short)])
     assert "target: prompt and output must fit in 8 positions; one question 0 needs 11" in said
+    assert "--batch-size must be whole numbers" in error_of([*pair, *chain, "--batch-size", "a"])
+    twice = error_of([*pair, *chain, "--batch-size", "2,2"])
+    assert "batch_sizes must name each batch size once" in twice
+    assert "--policy stands in front of 'parity'" in error_of([*chain, "parity", *pair])
     assert "create the folder" in error_of([*pair, *chain, "--json", str(tmp_path / "a" / "b")])
 
 
@@ -179,11 +190,19 @@ def test_parity_says_what_it_compared(pair, monkeypatch):
         "--policy",
         "chain:levels=2,eagle3:levels=2,top_k=2,nodes=3",
     ]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, [*arguments, "--batch-size", "2,3"])
     assert result.exit_code == 0, result.output
-    lines = result.output.strip().splitlines()
-    assert len(lines) == 2
-    assert all("replay takes every decision the same way" in line for line in lines)
+    rows = table_rows(result.output, ("chain", "eagle3"))
+    assert [row[:2] for row in rows] == [
+        [name, size]
+        for size in "23"
+        for name in ("chain:levels=2", "eagle3:levels=2,top_k=2,nodes=3")
+    ]
+    assert all(int(row[3]) > 0 and row[-1] == "0" for row in rows)
+    assert "Replay takes every decision the same way" in result.output
+    plain = CliRunner().invoke(app, [*arguments[:-1], "autoregressive"])
+    assert plain.exit_code == 2
+    assert "one at least must draft" in plain.output
     monkeypatch.setattr(capture, "_write_path", lambda *_: None)
     near = ["--draft", pair[1]]  # a draft that is the target, so that something is accepted
     result = CliRunner().invoke(app, [*arguments, *near])
@@ -193,7 +212,33 @@ def test_parity_says_what_it_compared(pair, monkeypatch):
     monkeypatch.undo()
     result = CliRunner().invoke(app, [*arguments[:-2], *lookup])
     assert result.exit_code == 0, result.output
-    assert "replay takes every decision the same way" in result.output
+    assert "Replay takes every decision the same way" in result.output
+
+
+def table_rows(output, names):
+    """Cells of the lines of a table that begin with one of the names; progress left out."""
+    lines = [line.split() for line in output.splitlines() if line.startswith(names)]
+    return [cells for cells in lines if not any(cell.startswith("request") for cell in cells)]
+
+
+def test_compare_gives_a_table_per_batch_size(pair, tmp_path):
+    """One command, one file; plain decoding is one row of every table, asked for or not."""
+    out = tmp_path / "run.json"
+    small = ["--max-new-tokens", "6", "--k-max", "8", "--batch-size", "1,3"]
+    policies = ["--policy", "chain:levels=2,autoregressive"]
+    arguments = ["compare", *pair, *small, *policies, "--json", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("outputs   token for token") == 2
+    assert "batch 1, k_max 8 (given)" in result.output
+    content = json.loads(out.read_text())
+    assert [batch["batch_size"] for batch in content["batches"]] == [1, 3]
+    for batch in content["batches"]:
+        assert [row["policy"] for row in batch["rows"]] == ["autoregressive", "chain:levels=2"]
+        assert batch["rows"][1]["same_outputs"] == 4
+    assert content["is_complete"]
+    assert "batch_sizes" not in content["config"]["defaults"]
+    assert "seed" in content["config"]["defaults"]
 
 
 def test_a_policy_is_enough(pair, tmp_path, monkeypatch):
@@ -217,9 +262,12 @@ def test_a_policy_is_enough(pair, tmp_path, monkeypatch):
     assert "of 4 prompts that are not evaluated" in result.output
     content = json.loads(out.read_text())
     assert content["num_requests"] == 8
-    assert content["config"]["batch_size"] == 4
+    assert content["config"]["batch_sizes"] == [4]
     assert content["config"]["max_new_tokens"] == 64
-    assert content["rows"][1]["same_outputs"] == 8
+    assert content["batches"][0]["rows"][1]["same_outputs"] == 8
+    defaults = content["config"]["defaults"]
+    assert "policies" not in defaults
+    assert {"target", "batch_sizes", "prompts", "cap_all", "sampling.temperature"} < set(defaults)
 
 
 def test_bundled_prompts_can_be_read():
