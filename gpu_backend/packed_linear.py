@@ -30,7 +30,7 @@ def can_pack() -> bool:
     """Whether this build of torch has the operators; without them layers stay as they are."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
     has_operators = all(hasattr(torch.ops.mkldnn, name) for name in names)
-    return torch.backends.mkldnn.is_available() and has_operators
+    return bool(torch.backends.mkldnn.is_available()) and has_operators  # type: ignore[no-untyped-call]
 
 
 def describe_products() -> str:
@@ -103,7 +103,7 @@ class PackedProduct:
         output: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             given.float(), self._weight, self._bias, "none", [], ""
         ).to(given.dtype)
-        return (output,) if len(self._widths) == 1 else output.split(self._widths, -1)
+        return torch.split(output, self._widths, -1)
 
 
 def _pack(layers: list[nn.Linear]) -> None:
@@ -117,7 +117,7 @@ def _pack(layers: list[nn.Linear]) -> None:
     )
     for part, layer in enumerate(layers):
         del layer.weight
-        layer.bias = None
+        layer.register_parameter("bias", None)
         layer.__class__ = PackedLinear
         assert isinstance(layer, PackedLinear)
         layer.product, layer.part = product, part
