@@ -104,7 +104,7 @@ class WindowGroup:
 
     def attend(self, pool: KvPool, layer: int, query_hgRd: Tensor, out_Rhgd: Tensor) -> None:
         """Attend, and write the outputs of the group's rows."""
-        query_hgBnd = query_hgRd[:, :, self.rows].unflatten(2, (self.shape[0], -1))
+        query_hgBnd = torch.unflatten(query_hgRd[:, :, self.rows], 2, (self.shape[0], -1))
         query_Bhngd = query_hgBnd.permute(2, 0, 3, 1, 4)
         keys, values = self._window(pool, layer)
         given = (query_Bhngd.flatten(2, 3), keys, values)
@@ -112,7 +112,7 @@ class WindowGroup:
             given = (given[0].float(), keys.float(), values.float())
         bias = None if self.bias_BnW is None else self.bias_BnW.to(given[0].dtype)
         out = scaled_dot_product_attention(*given, attn_mask=bias, scale=1.0)
-        out_Bhngd = out.unflatten(2, query_Bhngd.shape[2:4])
+        out_Bhngd = torch.unflatten(out, 2, query_Bhngd.shape[2:4])
         shape = (*query_hgBnd.shape[2:4], *query_hgBnd.shape[:2], -1)
         out_Rhgd[self.rows].view(shape).copy_(out_Bhngd.permute(0, 2, 1, 3, 4))
 

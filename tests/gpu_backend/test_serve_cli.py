@@ -70,7 +70,7 @@ def test_costs_are_timed_for_whoever_weighs_them_and_written(pair, tmp_path):
     result = run([*pair, *wanted, "--write-costs", str(steps)])
     assert result.exit_code == 0, result.output
     assert "costs     timed here: a verify forward" in result.output
-    content = json.loads(out.read_text())
+    (content,) = json.loads(out.read_text())["batches"]
     assert content["knee"] is None
     assert content["costs"]["verify"]["rows"] == [1, 2, 4, 6]
     assert content["costs"]["draft"]["rows"] == [1, 2]
