@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpu_backend.engine import DecidedStep
 from gpu_backend.serving_drafter import ServingDrafter
+from gpu_backend.step_observer import DecidedStep
 from traces.replay import BeamArrays
 from traces.schema import NO_SLOT, OUTSIDE_VOCAB
 

@@ -8,19 +8,18 @@ gate and scheduler), **verify** (one forward of the target over all trees), **co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from echo_policies.api import CostView, Feedback, State, StepContext
+from echo_policies.api import CostView, Feedback, State
 from echo_policies.session import Decision, Session
 from gpu_backend.ragged_model import Extension
 from gpu_backend.serving_batch import Finished, FinishReason, ServeRequest, Serving, ServingBatch
 from gpu_backend.serving_drafter import ServingDrafter
+from gpu_backend.step_observer import DecidedStep, StepObserver
 from gpu_backend.stopwatch import Stopwatch
 from gpu_backend.verifier import Root, TargetVerifier
 from traces.records import IDLE, RequestRecord, RunLog, StepTimes
@@ -41,25 +40,6 @@ class EngineOptions:
     """Prompt tokens read per step, of all requests together; None reads whole prompts at once."""
     costs: CostView | None = None
     """What the policy may know of costs."""
-
-
-class StepObserver(Protocol):
-    """Looks on while an engine runs."""
-
-    def decided(self, step: DecidedStep) -> None:
-        """See a step before anything of it is verified."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DecidedStep:
-    """What went into a decision, and what came out."""
-
-    ctx: StepContext
-    memory: State
-    decision: Decision
-    served: Mapping[int, Serving]
-    """The requests that take part, by slot."""
 
 
 class Engine:

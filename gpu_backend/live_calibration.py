@@ -32,10 +32,10 @@ from echo_policies.calibration import CalibrationSamples
 from echo_policies.forest import Forest
 from echo_policies.gates.open import OpenGate
 from echo_policies.session import widest_plan
-from gpu_backend.engine import DecidedStep
 from gpu_backend.serve_loop import serve_all
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest
+from gpu_backend.step_observer import DecidedStep
 from gpu_backend.tree_layout import ForestIndex
 from gpu_backend.verifier import TokenSource
 
