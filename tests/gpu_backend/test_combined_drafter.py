@@ -186,8 +186,9 @@ def test_replay_takes_the_same_decisions(spec, changes):
 
 def test_a_draft_with_a_cut_head_never_proposes_the_rest():
     """And the output is the target's own, tokens beyond the cut included."""
-    models = make_pair(draft="different")
-    prepare_draft(models.draft, 20)
+    cut = tiny_model(seed=2)
+    prepare_draft(cut, 20)
+    models = replace(make_pair(draft="different"), draft=cut)
     engine = make_engine(models, "eagle3:levels=3,top_k=3,nodes=6", asked())
     engine.observer = capture = Capture(engine.drafter)
     assert serve(engine, asked()) == truth("greedy")
