@@ -151,6 +151,10 @@ def load_pair(
     vocab_size = models.real_vocab_size(tokenizer)
     draft = None
     heads = [path for path in draft_paths if is_head_folder(path)]
+    if heads and config.draft_vocab is not None:
+        raise InputError(
+            "draft_vocab: an EAGLE-3 head has a draft vocabulary of its own; leave the option out."
+        )
     for path in draft_paths:
         if path in heads:
             continue

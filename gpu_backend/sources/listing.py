@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpu_backend.sources import hub, mirror
+from gpu_backend.sources.bundled import bundled_heads, head_target
 from gpu_backend.sources.catalogue import ModelEntry, load_catalogue
 from gpu_backend.sources.errors import size_text
 
@@ -29,6 +30,9 @@ def print_models() -> None:
             entry.licence,
             entry.architecture,
         )
+    for name, folder in bundled_heads().items():
+        target = head_target(folder)
+        table.add_row(name, "", "bundled", "", "Apache-2.0", f"EAGLE-3 head of {target}")
     listed = {entry.name for entry in entries}
     for name in hub.cached_names():
         if name not in listed:

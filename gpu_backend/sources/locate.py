@@ -10,10 +10,11 @@ from typing import Final, Literal
 from echo_policies.errors import InputError, UnknownNameError, did_you_mean
 from gpu_backend.model_files import require_model
 from gpu_backend.sources import hub, mirror
+from gpu_backend.sources.bundled import bundled_heads
 from gpu_backend.sources.catalogue import ModelEntry, find, known_names
 from gpu_backend.sources.errors import Report, UnreachableError
 
-Origin = Literal["local", "cache", "hub", "mirror"]
+Origin = Literal["local", "bundled", "cache", "hub", "mirror"]
 
 _PREFIXES: Final[tuple[Origin, ...]] = ("local", "cache", "hub", "mirror")
 
@@ -61,6 +62,8 @@ def understand(text: str, entries: Sequence[ModelEntry]) -> ModelRequest:
     if source == "local" or (source is None and (path.exists() or _looks_like_path(name))):
         require_model(path)
         return ModelRequest(str(path), "local")
+    if source is None and name in bundled_heads():
+        return ModelRequest(name, "bundled")
     entry = find(entries, name)
     if entry is not None:
         return ModelRequest(entry.name, source, entry)
@@ -74,9 +77,9 @@ def understand(text: str, entries: Sequence[ModelEntry]) -> ModelRequest:
 def locate(request: ModelRequest, report: Report) -> LocatedModel:
     """Find a model, and fetch it where it is not on this machine.
 
-    The order: a local directory or .gguf file; weights in the cache, the mirror's before the hub's,
-    so that a later run takes what the first one took; the hub; the mirror, which is packages of the
-    user's Python index. Only a source that cannot be reached is passed over.
+    The order: a local directory or .gguf file; a bundled head; weights in the cache, the mirror's
+    before the hub's, so that a later run takes what the first one took; the hub; the mirror, which
+    is packages of the user's Python index. Only a source that cannot be reached is passed over.
 
     Args:
         request: what to find.
@@ -89,6 +92,8 @@ def locate(request: ModelRequest, report: Report) -> LocatedModel:
     name, source, entry = request.name, request.source, request.entry
     if source == "local":
         return LocatedModel(Path(name), None, "local")
+    if source == "bundled":
+        return LocatedModel(bundled_heads()[name], name, "bundled")
     there = _from_cache(request) if source in {None, "cache"} else None
     if there is not None:
         return there
