@@ -2,21 +2,21 @@
 
     python benchmarks/backend.py plain    [--batch-sizes 1 4 16]
     python benchmarks/backend.py assisted [--lengths 3 5 8] [--policy POLICY ...]
-    python benchmarks/backend.py policies [--policy POLICY ...] [--prompts FILE ...]
+    python benchmarks/backend.py policies [--policy POLICY ...] [--prompts FILE ...] [--lookup-too]
 
 - `plain`: plain decoding of the engine against `generate` of transformers (greedy, left-padded
   batch, dynamic cache).
 - `assisted`: policies at batch 1 against transformers' assisted generation with the same draft at
   constant lengths, and against its prompt lookup.
 - `policies`: policies against plain decoding of the same engine, per prompt set, with the time by
-  part of a step.
+  part of a step. `--lookup-too` runs each with prompt lookup alone as well.
 
 Models, draft and policies as `run_gpu` takes them; the default pair is Qwen2.5-Coder 1.5B/0.5B.
 Every output has `--max-new-tokens` tokens, stop tokens or not, so all contestants do the same work.
-Contestants take turns (`--repeats`), prefill is included, and the best turn of each counts. Two
-ratios are printed: of elapsed time, and of processor time, which other work on the machine
-disturbs less. transformers gets models of its own, freshly loaded; where memory is too small for
-both, `--one-at-a-time` runs one side after the other. `--json FILE` writes everything.
+Contestants take turns (`--repeats`) after a short warm-up, prefill is included, and the best turn
+of each counts. Two ratios are printed: of elapsed time, and of processor time, which other work on
+the machine disturbs less. transformers gets models of its own, freshly loaded; where memory is too
+small for both, `--one-at-a-time` runs one side after the other. `--json FILE` writes everything.
 """
 
 from __future__ import annotations
@@ -38,13 +38,20 @@ sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__fi
 
 import torch
 
+from echo_policies.api import Policy
 from echo_policies.presets import autoregressive
 from gpu_backend import models
+from gpu_backend.models_cli import locate_models
+from gpu_backend.serve_config import make_serve_config
+from gpu_backend.serve_defaults import with_defaults
 from gpu_backend.serve_loop import serve_all
-from gpu_backend.serve_run import Prepared, describe_device, prepare
-from gpu_backend.serve_start import start
-from gpu_backend.serving import build_engine
+from gpu_backend.serve_prepare import Prepared, prepare
+from gpu_backend.serve_run import describe_device
+from gpu_backend.serve_setup import models_needed
+from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest
+
+WARM_UP_TOKENS: Final = 4
 
 PARTS: Final = ("draft", "verify", "decide", "host", "prefill")
 Outputs = list[list[int]]
@@ -58,6 +65,8 @@ class Contestant:
 
     name: str
     run: Run
+    warm_up: Run
+    """A few tokens of one request."""
     elapsed_s: list[float] = field(default_factory=list)
     processor_s: list[float] = field(default_factory=list)
     parts: list[dict[str, float]] = field(default_factory=list)
@@ -103,7 +112,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("part", choices=("plain", "assisted", "policies"))
     parser.add_argument("--target", default="qwen2.5-coder-1.5b")
-    parser.add_argument("--draft", default="qwen2.5-coder-0.5b", help="or prompt-lookup, or none")
+    parser.add_argument("--draft", default="qwen2.5-coder-0.5b", help="as run_gpu takes it")
     parser.add_argument(
         "--policy", action="append", help="repeat it; default: chain:levels=3, echo"
     )
@@ -121,6 +130,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="default: torch's")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--one-at-a-time", action="store_true")
+    parser.add_argument("--lookup-too", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -133,10 +143,10 @@ def _plain(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestant]]
         def ours(size: int = size, prompts: list[list[int]] = prompts) -> list[Contestant]:
             ready = _prepare(options, ("autoregressive",), size, options.requests or size)
             prompts += [list(request.prompt) for request in ready.workload.requests]
-            return [_served(ready, 0, ready.workload.requests)]
+            return _served(ready, ready.workload.requests, options)
 
         def theirs(size: int = size, prompts: list[list[int]] = prompts) -> list[Contestant]:
-            return [Contestant("transformers generate", _generator(options, prompts, size))]
+            return [_generator("transformers generate", options, prompts, size)]
 
         yield f"batch {size}", _compete([ours, theirs], options)
 
@@ -149,21 +159,22 @@ def _assisted(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestan
         ready = _prepare(options, _chosen(options), 1, options.requests or 4)
         every = ready.workload.requests
         prompts.extend(list(request.prompt) for request in every)
-        return [_served(ready, index, every) for index in range(len(ready.policies))]
+        return _served(ready, every, options)
 
     def theirs() -> list[Contestant]:
         model = _fresh(options, options.target)
-        found = [Contestant("transformers generate", _generator(options, prompts, 1, model))]
+        found = [_generator("transformers generate", options, prompts, 1, model)]
         for length in options.lengths:
             kind = {"prompt_lookup_num_tokens": length}
-            run = _generator(options, prompts, 1, model, **kind)
-            found.append(Contestant(f"transformers prompt lookup {length}", run))
-        if options.draft in {"prompt-lookup", "none"}:
+            name = f"transformers prompt lookup {length}"
+            found.append(_generator(name, options, prompts, 1, model, **kind))
+        name = options.draft.removeprefix("prompt-lookup").removeprefix("+")
+        if not name:
             return found
-        draft = _fresh(options, options.draft)
+        draft = _fresh(options, name)
         for length in options.lengths:
-            run = _generator(options, prompts, 1, model, draft=draft, length=length)
-            found.append(Contestant(f"transformers assisted {length}", run))
+            name = f"transformers assisted {length}"
+            found.append(_generator(name, options, prompts, 1, model, draft=draft, length=length))
         return found
 
     yield "batch 1", _compete([ours, theirs], options)
@@ -177,8 +188,9 @@ def _policies(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestan
         tasks = [prompt.task for prompt in ready.workload.prompts]
         for task in dict.fromkeys(tasks):
             every = [r for r, t in zip(ready.workload.requests, tasks, strict=True) if t == task]
-            rows = [_served(ready, index, every) for index in range(len(ready.policies))]
-            title = f"{task}, batch {size}, k_max {ready.settings.k_max}, {len(every)} requests"
+            rows = _served(ready, every, options)
+            k_max = ready.batches[0].settings.k_max
+            title = f"{task}, batch {size}, k_max {k_max}, {len(every)} requests"
             yield title, _compete([lambda rows=rows: rows], options)  # type: ignore[misc]
 
 
@@ -193,9 +205,9 @@ def _prepare(
     asked: dict[str, Any] = {
         "policies": tuple(policies),
         "target": options.target,
-        "draft": None if options.draft == "none" else options.draft,
+        "draft": options.draft,
         "prompts": tuple(options.prompts or ()),
-        "batch_size": batch_size,
+        "batch_sizes": (batch_size,),
         "requests": requests,
         "max_new_tokens": options.max_new_tokens,
         "max_prompt_tokens": options.max_prompt_tokens,
@@ -205,17 +217,34 @@ def _prepare(
         "dtype": options.dtype,
         "device": options.device,
     }
-    ready = prepare(*start(asked, {}))
+    filled, _ = with_defaults(asked)
+    config = make_serve_config({}, **filled)
+    ready = prepare(config, locate_models(*models_needed(config)))
     return replace(ready, pair=replace(ready.pair, stops=frozenset()))
 
 
-def _served(ready: Prepared, index: int, requests: Sequence[ServeRequest]) -> Contestant:
-    """One policy on the engine."""
-    policy = ready.policies[index]
-    name = "plain decoding" if policy == autoregressive() else policy.name
+def _served(
+    ready: Prepared, requests: Sequence[ServeRequest], options: argparse.Namespace
+) -> list[Contestant]:
+    """Every policy on the engine; with prompt lookup alone as well, if that is wanted."""
+    (batch,) = ready.batches
+    found = [_contestant(policy, ready.pair, batch.settings, requests) for policy in batch.policies]
+    if not options.lookup_too:
+        return found
+    lookup = replace(ready.pair, draft=None, head=None, looks_up=True)
+    for policy in batch.policies[1:]:
+        one = _contestant(policy, lookup, batch.settings, requests)
+        found.append(replace(one, name=f"{one.name}, prompt lookup"))
+    return found
 
-    def run() -> tuple[Outputs, dict[str, float]]:
-        engine = build_engine(ready.pair, policy, ready.settings)
+
+def _contestant(
+    policy: Policy, pair: ModelPair, settings: ServeSettings, requests: Sequence[ServeRequest]
+) -> Contestant:
+    """One policy on the engine."""
+
+    def serve(requests: Sequence[ServeRequest]) -> tuple[Outputs, dict[str, float]]:
+        engine = build_engine(pair, policy, settings)
         serve_all(engine, requests)
         times = engine.log.times
         parts = {
@@ -228,20 +257,21 @@ def _served(ready: Prepared, index: int, requests: Sequence[ServeRequest]) -> Co
         done = {end.request.number: list(end.output) for end in engine.finished}
         return [done[request.number] for request in requests], parts
 
-    return Contestant(name, run)
+    name = "plain decoding" if policy == autoregressive() else policy.name
+    short = [replace(requests[0], max_new_tokens=WARM_UP_TOKENS)]
+    return Contestant(name, lambda: serve(requests), lambda: serve(short))
 
 
 def _fresh(options: argparse.Namespace, name: str) -> Any:
     """A model that nothing of ours has changed."""
-    from gpu_backend.models_cli import locate_models
-
     (found,) = locate_models(name)
-    model: Any = models.load_model(found.path, options.dtype).to(options.device)  # type: ignore[arg-type]
+    model: Any = models.load_model(found.path, options.dtype).to(options.device)
     model.generation_config.eos_token_id = None
     return model
 
 
 def _generator(
+    name: str,
     options: argparse.Namespace,
     prompts: list[list[int]],
     batch_size: int,
@@ -250,13 +280,13 @@ def _generator(
     draft: Any = None,
     length: int = 0,
     **kind: Any,
-) -> Run:
+) -> Contestant:
     """`generate` over left-padded batches, greedy, every output of full length."""
     model = _fresh(options, options.target) if model is None else model
     kind |= {} if draft is None else {"assistant_model": draft}
-    asked = {"max_new_tokens": options.max_new_tokens, "do_sample": False, "pad_token_id": 0}
+    asked = {"do_sample": False, "pad_token_id": 0}
 
-    def run() -> tuple[Outputs, dict[str, float]]:
+    def run(tokens: int = options.max_new_tokens) -> tuple[Outputs, dict[str, float]]:
         outputs: Outputs = []
         if draft is not None:
             draft.generation_config.num_assistant_tokens = length
@@ -269,11 +299,13 @@ def _generator(
             mask = torch.tensor([[0] * (longest - len(t)) + [1] * len(t) for t in batch])
             ids, mask = ids.to(options.device), mask.to(options.device)
             with torch.inference_mode():
-                found = model.generate(ids, attention_mask=mask, **asked, **kind)
+                found = model.generate(
+                    ids, attention_mask=mask, max_new_tokens=tokens, **asked, **kind
+                )
             outputs += found[:, longest:].tolist()
         return outputs, {}
 
-    return run
+    return Contestant(name, run, lambda: run(WARM_UP_TOKENS))
 
 
 def _compete(sides: Sequence[Side], options: argparse.Namespace) -> list[Contestant]:
@@ -286,7 +318,7 @@ def _compete(sides: Sequence[Side], options: argparse.Namespace) -> list[Contest
     for side in sides:
         found = side()
         _take_turns(found, options.repeats)
-        contestants += [replace(one, run=_gone) for one in found]
+        contestants += [replace(one, run=_gone, warm_up=_gone) for one in found]
         del found
         gc.collect()
     return contestants
@@ -298,7 +330,7 @@ def _gone() -> tuple[Outputs, dict[str, float]]:
 
 def _take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
     for contestant in contestants:
-        contestant.run()
+        contestant.warm_up()
     for _ in range(repeats):
         for contestant in contestants:
             contestant.take_turn()
@@ -308,7 +340,8 @@ def _rows(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
     """What is known of each, and ratios to the first."""
     base, rows = contestants[0], []
     for one in contestants:
-        row = {key: value for key, value in asdict(replace(one, run=_gone)).items() if key != "run"}
+        told = asdict(replace(one, run=_gone, warm_up=_gone))
+        row = {key: value for key, value in told.items() if value is not _gone}
         row["tokens"] = sum(map(len, one.outputs))
         row["speedup_elapsed"] = min(base.elapsed_s) / min(one.elapsed_s)
         row["speedup_processor"] = min(base.processor_s) / min(one.processor_s)
