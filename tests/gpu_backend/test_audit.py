@@ -136,8 +136,8 @@ def test_command(tmp_path, monkeypatch):
     original = acceptance._walk
 
     def wrong(*args, **options):
-        tokens, rows = original(*args, **options)
-        return (tokens + 1) % VOCAB, rows
+        tokens, *others = original(*args, **options)
+        return (tokens + 1) % VOCAB, *others
 
     monkeypatch.setattr(acceptance, "_walk", wrong)
     result = CliRunner().invoke(app, arguments)

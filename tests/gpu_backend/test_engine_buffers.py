@@ -37,7 +37,7 @@ class Watched:
     """A pool, and which of its slots a step may write."""
 
     def __init__(self, model, generator):
-        self.table, self.layers = model.table, model._pool._layers
+        self.table, self.layers = model.table, model._places._pool._layers
         for layer in self.layers:
             layer.copy_(torch.randn(layer.shape, generator=generator) * 1e3)
         self.granted = set()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from gpu_backend import acceptance, serving
+from gpu_backend import serving
 from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.sampling import Sampling
 from gpu_backend.serve_loop import serve_all
@@ -110,18 +110,18 @@ def test_sampled_output_has_the_targets_distribution(pair, spec, sampling):
 
 def prefers_drafts(patch):
     """Typical acceptance: a token that is likely enough is taken in place of the draw."""
-    original = acceptance.choose
+    original = Sampling.choose
 
-    def choose(logits_NV, seed, position, sampling):
-        tokens = original(logits_NV, seed, position, sampling)
+    def choose(self, logits_NV, seed, position):
+        tokens = original(self, logits_NV, seed, position)
         best = logits_NV.softmax(1).max(1)
         return torch.where((best.values > 0.3) & (position % 2 == 0), best.indices, tokens)
 
-    patch.setattr(acceptance, "choose", choose)
+    patch.setattr(Sampling, "choose", choose)
 
 
 def is_silently_greedy(patch):
-    patch.setattr(acceptance, "choose", lambda logits, *rest: logits.argmax(1))
+    patch.setattr(Sampling, "choose", lambda self, logits, *rest: logits.argmax(1))
 
 
 @pytest.mark.parametrize("fault", [prefers_drafts, is_silently_greedy])

@@ -35,7 +35,7 @@ def test_serves_and_replays(pair, asked, spec):
     plain = serve(make_engine(pair, "autoregressive", asked, sampling=WARM), asked)
     assert serve(make_engine(pair, spec, asked, sampling=WARM), asked) == plain
     settings = ServeSettings(num_slots=3, k_max=12, max_tokens=19, sampling=WARM)
-    assert check_parity(pair, calibrated(spec), settings, asked).difference is None
+    assert check_parity(pair, calibrated(spec), settings, asked).first is None
 
 
 def test_noise_is_the_same_on_every_device():

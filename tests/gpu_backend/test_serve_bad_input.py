@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gpu_backend import kv_pool, serve_run
+from gpu_backend import kv_pool, serve_prepare
 from gpu_backend.cli import app
 from tests.gpu_backend.gguf_files import write_gguf
 from tests.gpu_backend.tiny import save_model, tiny_tokenizer, write_prompts
@@ -140,7 +140,7 @@ def test_a_bug_is_not_called_bad_input(given, monkeypatch):
     def fails(*args, **options):
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(serve_run, "make_workload", fails)
+    monkeypatch.setattr(serve_prepare, "make_workload", fails)
     assert isinstance(run(given).exception, RuntimeError)
 
 

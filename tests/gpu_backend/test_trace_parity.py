@@ -164,7 +164,7 @@ def test_a_draft_that_reads_wrong_text_is_a_fault(ready, monkeypatch):
     """Planted fault in the engine alone: the draft misses a committed token."""
     original = BatchDrafter.commit
     monkeypatch.setattr(
-        BatchDrafter, "commit", lambda self, slot, tokens: original(self, slot, tokens[-1:])
+        BatchDrafter, "commit", lambda self, slot, tokens, _: original(self, slot, tokens[-1:])
     )
     report = check(ready, "echo:levels=3,top_k=3,w_topk=2")
     assert report.scores.beyond

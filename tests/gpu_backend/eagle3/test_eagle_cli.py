@@ -48,7 +48,7 @@ def test_a_run_says_how_the_head_was_understood(folder, tmp_path):
     content = json.loads(out.read_text())
     assert content["head"] == line
     assert content["draft"]["name"] == "draft"
-    assert content["rows"][1]["summary"]["mat"] > 1
+    assert content["batches"][0]["rows"][1]["summary"]["mat"] > 1
 
 
 def test_gates_are_fitted_with_a_head(folder):
