@@ -100,7 +100,8 @@ def rows_are_written_to_the_first_slots(patch):
 
 def test_a_row_in_a_slot_of_somebody_elses_is_noticed(close, asked, truth, monkeypatch):
     rows_are_written_to_the_first_slots(monkeypatch)
-    with pytest.raises(AssertionError, match=r"was (over)?written"):
+    # A slot outside the request's own block is noticed by the window already.
+    with pytest.raises((AssertionError, IndexError), match=r"was (over)?written|out of bounds"):
         test_a_step_writes_only_where_it_may(close, asked, truth, TREE)
 
 
