@@ -15,20 +15,19 @@ Models, draft and policies as `run_gpu` takes them; the default pair is Qwen2.5-
 Every output has `--max-new-tokens` tokens, stop tokens or not, so all contestants do the same work.
 Contestants take turns (`--repeats`) after a short warm-up, prefill is included, and the best turn
 of each counts. Two ratios are printed: of elapsed time, and of processor time, which other work on
-the machine disturbs less. transformers gets models of its own, freshly loaded; where memory is too
-small for both, `--one-at-a-time` runs one side after the other. `--json FILE` writes everything.
+the machine disturbs less. transformers gets models of its own, freshly loaded, so memory must
+hold both. `--json FILE` writes everything.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +51,8 @@ from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest
 
 WARM_UP_TOKENS: Final = 4
+
+MEASURED: Final = ("name", "elapsed_s", "processor_s", "parts", "outputs")
 
 PARTS: Final = ("draft", "verify", "decide", "host", "prefill")
 Outputs = list[list[int]]
@@ -84,10 +85,6 @@ class Contestant:
     def best_parts(self) -> dict[str, float]:
         """Seconds by part of the fastest turn."""
         return self.parts[self.elapsed_s.index(min(self.elapsed_s))]
-
-
-Side = Callable[[], list[Contestant]]
-"""Loads models and gives the contestants that need them."""
 
 
 def main() -> None:
@@ -129,7 +126,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="default: torch's")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--one-at-a-time", action="store_true")
     parser.add_argument("--lookup-too", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -137,61 +133,61 @@ def _options() -> argparse.Namespace:
 
 def _plain(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestant]]]:
     """The engine without drafts against `generate`, one round per batch size."""
-    for size in options.batch_sizes:
-        prompts: list[list[int]] = []
-
-        def ours(size: int = size, prompts: list[list[int]] = prompts) -> list[Contestant]:
-            ready = _prepare(options, ("autoregressive",), size, options.requests or size)
-            prompts += [list(request.prompt) for request in ready.workload.requests]
-            return _served(ready, ready.workload.requests, options)
-
-        def theirs(size: int = size, prompts: list[list[int]] = prompts) -> list[Contestant]:
-            return [_generator("transformers generate", options, prompts, size)]
-
-        yield f"batch {size}", _compete([ours, theirs], options)
+    most = options.requests or max(options.batch_sizes)
+    ready = _prepare(options, ("autoregressive",), options.batch_sizes, most)
+    model = _fresh(options, options.target)
+    for index, size in enumerate(options.batch_sizes):
+        every = ready.workload.requests[: options.requests or size]
+        prompts = [list(request.prompt) for request in every]
+        rows = _served(ready, every, options, index)
+        rows.append(_generator("transformers generate", options, prompts, size, model))
+        _take_turns(rows, options.repeats)
+        yield f"batch {size}, {len(every)} requests", rows
 
 
 def _assisted(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestant]]]:
-    """Policies at batch 1 against assisted generation and prompt lookup."""
-    prompts: list[list[int]] = []
-
-    def ours() -> list[Contestant]:
-        ready = _prepare(options, _chosen(options), 1, options.requests or 4)
-        every = ready.workload.requests
-        prompts.extend(list(request.prompt) for request in every)
-        return _served(ready, every, options)
-
-    def theirs() -> list[Contestant]:
-        model = _fresh(options, options.target)
-        found = [_generator("transformers generate", options, prompts, 1, model)]
+    """Policies at batch 1 against assisted generation and prompt lookup, per prompt set."""
+    ready = _prepare(options, _chosen(options), [1], (options.requests or 2) * _num_sets(options))
+    model = _fresh(options, options.target)
+    name = options.draft.removeprefix("prompt-lookup").removeprefix("+")
+    draft = _fresh(options, name) if name else None
+    for task, every in _by_task(ready):
+        prompts = [list(request.prompt) for request in every]
+        rows = _served(ready, every, options)
+        rows.append(_generator("transformers generate", options, prompts, 1, model))
         for length in options.lengths:
             kind = {"prompt_lookup_num_tokens": length}
-            name = f"transformers prompt lookup {length}"
-            found.append(_generator(name, options, prompts, 1, model, **kind))
-        name = options.draft.removeprefix("prompt-lookup").removeprefix("+")
-        if not name:
-            return found
-        draft = _fresh(options, name)
-        for length in options.lengths:
-            name = f"transformers assisted {length}"
-            found.append(_generator(name, options, prompts, 1, model, draft=draft, length=length))
-        return found
-
-    yield "batch 1", _compete([ours, theirs], options)
+            said = f"transformers prompt lookup {length}"
+            rows.append(_generator(said, options, prompts, 1, model, **kind))
+            if draft is not None:
+                said, kind = f"transformers assisted {length}", {"draft": draft, "length": length}
+                rows.append(_generator(said, options, prompts, 1, model, **kind))
+        _take_turns(rows, options.repeats)
+        yield f"{task}, batch 1, {len(every)} requests", rows
 
 
 def _policies(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestant]]]:
     """Policies against plain decoding of the same engine, per batch size and prompt set."""
     for size in options.batch_sizes:
-        num_sets = len(options.prompts or [None])
-        ready = _prepare(options, _chosen(options), size, (options.requests or size) * num_sets)
-        tasks = [prompt.task for prompt in ready.workload.prompts]
-        for task in dict.fromkeys(tasks):
-            every = [r for r, t in zip(ready.workload.requests, tasks, strict=True) if t == task]
+        requests = (options.requests or size) * _num_sets(options)
+        ready = _prepare(options, _chosen(options), [size], requests)
+        for task, every in _by_task(ready):
             rows = _served(ready, every, options)
+            _take_turns(rows, options.repeats)
             k_max = ready.batches[0].settings.k_max
-            title = f"{task}, batch {size}, k_max {k_max}, {len(every)} requests"
-            yield title, _compete([lambda rows=rows: rows], options)  # type: ignore[misc]
+            yield f"{task}, batch {size}, k_max {k_max}, {len(every)} requests", rows
+
+
+def _num_sets(options: argparse.Namespace) -> int:
+    return len(options.prompts or [None])
+
+
+def _by_task(ready: Prepared) -> Iterator[tuple[str, list[ServeRequest]]]:
+    """Requests by the prompt set that they are of."""
+    tasks = [prompt.task for prompt in ready.workload.prompts]
+    for task in dict.fromkeys(tasks):
+        requests = zip(ready.workload.requests, tasks, strict=True)
+        yield task, [request for request, its_task in requests if its_task == task]
 
 
 def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
@@ -199,7 +195,10 @@ def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _prepare(
-    options: argparse.Namespace, policies: Sequence[str], batch_size: int, requests: int
+    options: argparse.Namespace,
+    policies: Sequence[str],
+    batch_sizes: Sequence[int],
+    requests: int,
 ) -> Prepared:
     """Models, requests and fitted policies of one side of a comparison."""
     asked: dict[str, Any] = {
@@ -207,7 +206,7 @@ def _prepare(
         "target": options.target,
         "draft": options.draft,
         "prompts": tuple(options.prompts or ()),
-        "batch_sizes": (batch_size,),
+        "batch_sizes": tuple(batch_sizes),
         "requests": requests,
         "max_new_tokens": options.max_new_tokens,
         "max_prompt_tokens": options.max_prompt_tokens,
@@ -224,10 +223,13 @@ def _prepare(
 
 
 def _served(
-    ready: Prepared, requests: Sequence[ServeRequest], options: argparse.Namespace
+    ready: Prepared,
+    requests: Sequence[ServeRequest],
+    options: argparse.Namespace,
+    index: int = 0,
 ) -> list[Contestant]:
     """Every policy on the engine; with prompt lookup alone as well, if that is wanted."""
-    (batch,) = ready.batches
+    batch = ready.batches[index]
     found = [_contestant(policy, ready.pair, batch.settings, requests) for policy in batch.policies]
     if not options.lookup_too:
         return found
@@ -275,14 +277,13 @@ def _generator(
     options: argparse.Namespace,
     prompts: list[list[int]],
     batch_size: int,
-    model: Any = None,
+    model: Any,
     *,
     draft: Any = None,
     length: int = 0,
     **kind: Any,
 ) -> Contestant:
     """`generate` over left-padded batches, greedy, every output of full length."""
-    model = _fresh(options, options.target) if model is None else model
     kind |= {} if draft is None else {"assistant_model": draft}
     asked = {"do_sample": False, "pad_token_id": 0}
 
@@ -308,26 +309,6 @@ def _generator(
     return Contestant(name, run, lambda: run(WARM_UP_TOKENS))
 
 
-def _compete(sides: Sequence[Side], options: argparse.Namespace) -> list[Contestant]:
-    """Let the contestants take turns; the first turn of each is not counted."""
-    if not options.one_at_a_time:
-        contestants = [contestant for side in sides for contestant in side()]
-        _take_turns(contestants, options.repeats)
-        return contestants
-    contestants = []
-    for side in sides:
-        found = side()
-        _take_turns(found, options.repeats)
-        contestants += [replace(one, run=_gone, warm_up=_gone) for one in found]
-        del found
-        gc.collect()
-    return contestants
-
-
-def _gone() -> tuple[Outputs, dict[str, float]]:
-    raise AssertionError("the models of this contestant are no longer loaded")
-
-
 def _take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
     for contestant in contestants:
         contestant.warm_up()
@@ -340,8 +321,7 @@ def _rows(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
     """What is known of each, and ratios to the first."""
     base, rows = contestants[0], []
     for one in contestants:
-        told = asdict(replace(one, run=_gone, warm_up=_gone))
-        row = {key: value for key, value in told.items() if value is not _gone}
+        row: dict[str, Any] = {name: getattr(one, name) for name in MEASURED}
         row["tokens"] = sum(map(len, one.outputs))
         row["speedup_elapsed"] = min(base.elapsed_s) / min(one.elapsed_s)
         row["speedup_processor"] = min(base.processor_s) / min(one.processor_s)

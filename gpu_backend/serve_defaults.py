@@ -12,6 +12,9 @@ POLICY: Final = "echo"
 
 TARGET: Final = "smollm2-135m"
 
+DRAFT: Final = f"{PROMPT_LOOKUP}+smollm2-135m-eagle3"
+"""For the default target: its bundled head, behind prompt lookup."""
+
 PROMPTS: Final = Path(__file__).parent / "data" / "prompts.jsonl"
 """The bundled prompts."""
 
@@ -40,12 +43,13 @@ def with_defaults(options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     filled, said = dict(options), []
     if not filled.get("policies"):
         filled["policies"] = (POLICY,)
+    default_draft = PROMPT_LOOKUP if filled.get("target") else DRAFT
     if not filled.get("target"):
         filled["target"] = TARGET
         said.append(f"--target {TARGET}")
     if not filled.get("draft"):
-        filled["draft"] = PROMPT_LOOKUP
-        said.append(f"--draft {PROMPT_LOOKUP}")
+        filled["draft"] = default_draft
+        said.append(f"--draft {default_draft}")
     if not filled.get("prompts"):
         filled["prompts"] = (PROMPTS,)
         said.append("the bundled prompts")

@@ -183,7 +183,9 @@ def _write(folder: Path, config: str, tensors: dict[str, Tensor]) -> None:
     try:
         part.chmod(0o755)
         (part / "config.json").write_text(config, encoding="utf-8")
-        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+        weights = part / "model.safetensors"
+        save_file(tensors, weights, metadata={"format": "pt"})
+        weights.chmod(0o644)  # safetensors gives it to its owner alone
         (part / "model.safetensors").chmod(0o644)  # the library writes it for its owner only
         part.rename(folder)
     except BaseException:

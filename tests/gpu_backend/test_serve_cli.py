@@ -242,12 +242,13 @@ def test_compare_gives_a_table_per_batch_size(pair, tmp_path):
 
 
 def test_a_policy_is_enough(pair, tmp_path, monkeypatch):
-    """`run_gpu --policy echo`: the bundled prompts, prompt lookup, gates fitted in the warm-up."""
+    """`run_gpu --policy echo`: bundled prompts and head, lookup, gates fitted in the warm-up."""
     asked = []
 
     def locate(*names):
         asked.extend(names)
-        return [LocatedModel(Path(pair[1]), "Tiny/Model", "cache")]
+        found = [LocatedModel(Path(pair[1]), "Tiny/Model", "cache")]
+        return [*found, LocatedModel(Path(pair[3]), "Tiny/Draft", "bundled")]
 
     monkeypatch.setattr(serve_start, "locate_models", locate)
     out = tmp_path / "run.json"
@@ -255,10 +256,11 @@ def test_a_policy_is_enough(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(serve_defaults, "PROMPTS", spoken)  # the tiny vocabulary knows no English
     result = CliRunner().invoke(app, ["--policy", "echo", "--json", str(out)])
     assert result.exit_code == 0, result.output
-    assert asked == ["smollm2-135m"]
+    assert asked == ["smollm2-135m", "smollm2-135m-eagle3"]
     said = result.output.splitlines()[0]
-    assert said.startswith("defaults  --target smollm2-135m, --draft prompt-lookup, the bundled")
-    assert "models    target Tiny/Model, draft prompt lookup; float32" in result.output
+    draft = "--draft prompt-lookup+smollm2-135m-eagle3"
+    assert said.startswith(f"defaults  --target smollm2-135m, {draft}, the bundled")
+    assert "target Tiny/Model, draft prompt lookup + Tiny/Draft; float32" in result.output
     assert "of 4 prompts that are not evaluated" in result.output
     content = json.loads(out.read_text())
     assert content["num_requests"] == 8
