@@ -1,4 +1,4 @@
-"""Scores of a live draft against recorded ones, by hand: ranks exchanged by rounding, and faults."""
+"""Scores of a live draft against recorded ones: ranks that rounding exchanges, and faults."""
 
 from types import SimpleNamespace
 
