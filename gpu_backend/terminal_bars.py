@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TaskID
@@ -32,7 +32,7 @@ class TerminalBars:
         """Stop drawing and leave the bars where they are."""
         self._bars.stop()
 
-    def show(self, name: str, label: str, done: int, total: int, **fields: object) -> None:
+    def show(self, name: str, label: str, done: int, total: int, **fields: Any) -> None:
         """Draw a bar at so much of its total; ``fields`` are what its columns ask for."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(label, **fields)
