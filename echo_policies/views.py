@@ -160,8 +160,12 @@ class Feedback:
     draft_s: float
     verify_s: float
     step_s: float
-    other_s: float = 0.0
-    """Of the step's seconds those that are neither drafting nor verification nor prefill."""
+    prefill_s: float = 0.0
+    """Of the step's seconds those that prompts took."""
+    costs: CostView | None = None
+    """What the policy was told of costs when the step began."""
+    plan: DraftPlan | None = None
+    """What was asked of the drafter; None where an engine does not say."""
     num_live: int = 0
     """Requests that took part. This and what follows are host numbers: an engine that has
     committed a step knows them, so looking at them is no sync."""

@@ -2,12 +2,13 @@
 
 A request's slots are neighbours, so its sequence, its tree rows and the few spare slots between
 them are one window of the pool. A mask per request says which row sees which slot of the window:
-sequence and branch take one pass, and nothing is gathered. Requests with equally many rows whose
-windows are evenly spaced share one product. Query heads of one kv head are taken as rows of it, so
-that keys are read once for all of them.
+sequence and branch take one pass, and nothing is gathered. Requests whose windows are evenly
+spaced share one product, padded to the longest window and the most rows where that costs less than
+a product of their own. Query heads of one kv head are taken as rows of it, so that keys are read
+once for all of them.
 
-Shape letters: R rows of all requests, n rows of one request, B requests of a group, W slots of a
-window, h kv heads, g query heads per kv head, d head dimension.
+Shape letters: R rows of all requests, n rows of one request, B windows of a group, W slots of a
+window, P padded rows of a group (B * n), h kv heads, g query heads per kv head, d head dimension.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -22,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from gpu_backend.half_products import needs_widening
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.sight import Sight
-from gpu_backend.windows import Window, grouped
+from gpu_backend.windows import View, Window, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,8 @@ class WindowRows:
             query_heads: per kv head, g.
         """
         groups, row = [], 0
-        for windows in grouped([Window.of(sight) for sight in sights], pool.num_slots):
-            groups.append(WindowGroup.of(windows, row, query_heads))
+        for view in grouped([Window.of(sight) for sight in sights], pool.num_slots):
+            groups.append(WindowGroup.of(view, row, query_heads))
             row = groups[-1].rows.stop
         return cls(pool, write_R, tuple(groups))
 
@@ -70,7 +72,7 @@ class WindowGroup:
     rows: slice
     """Theirs among all rows."""
     shape: tuple[int, int]
-    """Requests B, and slots W of their windows."""
+    """Windows B, and slots W of each."""
     first: int
     """First slot of the first window."""
     spacing: int
@@ -80,31 +82,42 @@ class WindowGroup:
     bias_BnW: Tensor | None
     """float32 ``[B, 1, n * g, W]``, or 1 in place of n * g: 0 where the row sees the slot, else
     -inf; None if every row sees everything."""
+    padding: Padding | None
+    """None where every window has equally many rows."""
 
     @classmethod
-    def of(cls, windows: Sequence[Window], first_row: int, query_heads: int) -> WindowGroup:
-        """Lay out requests with equally many rows."""
-        num_rows, head = windows[0].num_rows, windows[0]
-        spacing = windows[1].first - head.first if len(windows) > 1 else 0
-        size = max(window.size for window in windows)
+    def of(cls, view: View, first_row: int, query_heads: int) -> WindowGroup:
+        """Lay out requests that share a view."""
+        windows, num_rows, shape = view.windows, view.num_rows, (view.num_windows, view.size)
+        counts = [window.num_rows for window in windows]
+        is_even = len(windows) == shape[0] and min(counts) == num_rows
         bias = None
-        if not all(window.shows_everything(size) for window in windows):
-            sees_BnW = torch.stack([torch.from_numpy(window.sees(size)) for window in windows])
-            bias_BnW = torch.zeros(sees_BnW.shape).masked_fill_(~sees_BnW, -torch.inf)
+        if not (is_even and all(window.shows_everything(shape[1]) for window in windows)):
+            # Padding sees everything: a softmax over nothing would not be a number.
+            hidden_BnW = np.zeros((shape[0], num_rows, shape[1]), dtype=bool)
+            for place, window in zip(view.places, windows, strict=True):
+                hidden_BnW[place, : window.num_rows] = ~window.sees(shape[1])
+            hidden = torch.from_numpy(hidden_BnW)
+            bias_BnW = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
             repeats = 1 if num_rows == 1 else query_heads
             bias = bias_BnW.repeat_interleave(repeats, 1)[:, None]
+        gathered = windows[0].gathered
         return cls(
-            slice(first_row, first_row + num_rows * len(windows)),
-            (len(windows), size),
-            head.first,
-            spacing,
-            None if head.gathered is None else torch.from_numpy(head.gathered),
+            slice(first_row, first_row + sum(counts)),
+            shape,
+            view.first,
+            view.spacing,
+            None if gathered is None else torch.from_numpy(gathered),
             bias,
+            None if is_even else Padding.of(view.places, counts, (shape[0], num_rows)),
         )
 
     def attend(self, pool: KvPool, layer: int, query_hgRd: Tensor, out_Rhgd: Tensor) -> None:
         """Attend, and write the outputs of the group's rows."""
-        query_hgBnd = torch.unflatten(query_hgRd[:, :, self.rows], 2, (self.shape[0], -1))
+        query_hgPd = query_hgRd[:, :, self.rows]
+        if self.padding is not None:
+            query_hgPd = query_hgPd.index_select(2, self.padding.row_P)
+        query_hgBnd = torch.unflatten(query_hgPd, 2, (self.shape[0], -1))
         query_Bhngd = query_hgBnd.permute(2, 0, 3, 1, 4)
         keys, values = self._window(pool, layer)
         given = (query_Bhngd.flatten(2, 3), keys, values)
@@ -112,9 +125,11 @@ class WindowGroup:
             given = (given[0].float(), keys.float(), values.float())
         bias = None if self.bias_BnW is None else self.bias_BnW.to(given[0].dtype)
         out = scaled_dot_product_attention(*given, attn_mask=bias, scale=1.0)
-        out_Bhngd = torch.unflatten(out, 2, query_Bhngd.shape[2:4])
-        shape = (*query_hgBnd.shape[2:4], *query_hgBnd.shape[:2], -1)
-        out_Rhgd[self.rows].view(shape).copy_(out_Bhngd.permute(0, 2, 1, 3, 4))
+        out_Bnhgd = torch.unflatten(out, 2, query_Bhngd.shape[2:4]).permute(0, 2, 1, 3, 4)
+        if self.padding is None:
+            out_Rhgd[self.rows].view(out_Bnhgd.shape).copy_(out_Bnhgd)
+        else:
+            out_Rhgd[self.rows] = out_Bnhgd.flatten(0, 1)[self.padding.place_R].to(out_Rhgd.dtype)
 
     def _window(self, pool: KvPool, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values ``[B, h, W, d]``."""
@@ -122,3 +137,29 @@ class WindowGroup:
             return pool.window(layer, self.first, self.spacing, self.shape)
         keys_Shd, values_Shd = pool.gather(layer, self.gathered_S)
         return keys_Shd.transpose(0, 1)[None], values_Shd.transpose(0, 1)[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Where the rows of a group stand among equally many places per window."""
+
+    row_P: Tensor
+    """int64: which row stands at a place; 0 where none does."""
+    place_R: Tensor
+    """int64: the place of every row."""
+
+    @classmethod
+    def of(cls, windows: Sequence[int], counts: Sequence[int], shape: tuple[int, int]) -> Padding:
+        """Lay out rows.
+
+        Args:
+            windows: which window each request's is.
+            counts: rows of each request.
+            shape: windows B, and places n of each.
+        """
+        place_R = np.concatenate(
+            [window * shape[1] + np.arange(n) for window, n in zip(windows, counts, strict=True)]
+        )
+        row_P = np.zeros(shape[0] * shape[1], dtype=np.int64)
+        row_P[place_R] = np.arange(len(place_R))
+        return cls(torch.from_numpy(row_P), torch.from_numpy(place_R))

@@ -1,10 +1,11 @@
 """Windows of a KV pool, and which requests can share one view of it.
 
-Shape letters: n rows of one request, W slots of a window.
+Shape letters: n rows of one request, W slots of a window, B windows of a view.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,8 +20,11 @@ IntArray = npt.NDArray[np.int64]
 _SPARSE: Final = 2
 """Slots of a window per slot seen, beyond which the seen ones are gathered instead."""
 
-_PADDED: Final = 1.25
-"""Slots that a group of requests may read per slot of their own windows."""
+_PER_SLOT: Final = 2
+"""Rows that cost as much to score against a slot as the slot costs to be read."""
+
+_PER_PRODUCT: Final = 1200
+"""What a product costs whatever its size, in rows scored against a slot (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +76,72 @@ class Window:
         return np.searchsorted(self.gathered, slots)
 
 
-def grouped(windows: Sequence[Window], num_slots: int) -> Iterator[list[Window]]:
-    """Cut requests into runs that one evenly spaced view can hold, with little padding.
+@dataclass(frozen=True, slots=True)
+class View:
+    """Evenly spaced windows of one size; some may be nobody's."""
+
+    windows: tuple[Window, ...]
+    """Those that are somebody's, in the order of their rows and of the pool."""
+    spacing: int
+    """Slots from one window's first to the next one's; 0 for a single window."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that every window has room for, n."""
+        return max(window.num_rows for window in self.windows)
+
+    @property
+    def size(self) -> int:
+        """Slots of every window, W."""
+        return max(window.size for window in self.windows)
+
+    @property
+    def first(self) -> int:
+        """First slot of the first window."""
+        return self.windows[0].first
+
+    @property
+    def places(self) -> list[int]:
+        """Which window of the view is whose."""
+        spacing = max(self.spacing, 1)
+        return [(window.first - self.first) // spacing for window in self.windows]
+
+    @property
+    def num_windows(self) -> int:
+        """Windows, nobody's included, B."""
+        return self.places[-1] + 1
+
+    @property
+    def cost(self) -> int:
+        """Time of its product, in rows scored against a slot."""
+        return _PER_PRODUCT + self.num_windows * self.size * (self.num_rows + _PER_SLOT)
+
+    def with_next(self, window: Window, num_slots: int) -> View | None:
+        """Take in one more window; None where one view cannot hold it."""
+        head, last = self.windows[0], self.windows[-1]
+        if head.gathered is not None or window.gathered is not None:
+            return None
+        if window.first <= last.first:
+            return None
+        spacing = math.gcd(self.spacing, window.first - last.first)
+        wider = View((*self.windows, window), spacing)
+        return wider if window.first + wider.size <= num_slots else None
+
+
+def grouped(windows: Sequence[Window], num_slots: int) -> Iterator[View]:
+    """Cut requests into runs that share a view where one product is cheaper than two.
 
     Args:
         windows: of all requests, in the order of their rows.
         num_slots: of the pool, which no view may leave.
     """
-    group: list[Window] = []
+    view: View | None = None
     for window in windows:
-        if group and not _fits(group, window, num_slots):
-            yield group
-            group = []
-        group.append(window)
-    if group:
-        yield group
-
-
-def _fits(group: list[Window], window: Window, num_slots: int) -> bool:
-    head, last = group[0], group[-1]
-    if head.gathered is not None or window.gathered is not None:
-        return False
-    if window.num_rows != head.num_rows or window.first <= last.first:
-        return False
-    if len(group) > 1 and window.first - last.first != group[1].first - head.first:
-        return False
-    sizes = [other.size for other in (*group, window)]
-    is_inside = window.first + max(sizes) <= num_slots
-    return is_inside and len(sizes) * max(sizes) <= _PADDED * sum(sizes)
+        alone = View((window,), 0)
+        wider = None if view is None else view.with_next(window, num_slots)
+        if view is not None and (wider is None or wider.cost > view.cost + alone.cost):
+            yield view
+            wider = None
+        view = wider or alone
+    if view is not None:
+        yield view

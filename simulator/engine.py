@@ -141,10 +141,11 @@ class Engine:
         self._fill_first()
         for step in range(MAX_STEPS):
             prefill_s = yield from self._admit()
-            decision, accepted_B, times = self._step(step, memory)
+            costs = self._present_costs()
+            decision, accepted_B, times = self._step(step, costs, memory)
             yield self._env.timeout(times.total_s)
             times = replace(times, prefill_s=prefill_s)
-            memory = self._commit(decision, accepted_B, times, memory)
+            memory = self._commit(costs, decision, accepted_B, times, memory)
             if self._finished >= self._options.measured_requests:
                 return
         raise InputError(
@@ -193,10 +194,15 @@ class Engine:
         self._served[slot] = _Served(request, arrival_s, self._env.now)
         self._number += 1
 
-    def _step(self, step: int, memory: State) -> tuple[Decision, torch.Tensor, StepTimes]:
-        batch, options = self._batch, self._options
-        live, context = batch.num_live, options.context
-        kv_tokens = live * context if context else int(batch.context_B.sum())
+    def _present_costs(self) -> PresentCosts:
+        live, context = self._batch.num_live, self._options.context
+        kv_tokens = live * context if context else int(self._batch.context_B.sum())
+        return PresentCosts(self._cost, live, kv_tokens)
+
+    def _step(
+        self, step: int, costs: PresentCosts, memory: State
+    ) -> tuple[Decision, torch.Tensor, StepTimes]:
+        batch, options, live = self._batch, self._options, self._batch.num_live
         ctx = StepContext(
             k_max=options.k_max,
             step=step,
@@ -205,14 +211,14 @@ class Engine:
             arrival_B=batch.arrival_t,
             level_limit=batch.level_limit,
             num_live=live,
-            costs=PresentCosts(self._cost, live, kv_tokens),
+            costs=costs,
         )
         self._drafter.seek(batch.position_t)
         decision = self._session.decide(ctx, memory)
         accepted_B = self._verifier.verify(decision.forest, decision.keep_BN)
         load = StepLoad(
             live=live,
-            kv_tokens=kv_tokens,
+            kv_tokens=costs.kv_tokens,
             behind_tokens=int(batch.behind_B.sum()),
             verified=(
                 live * int(decision.verified_B.max())
@@ -225,7 +231,12 @@ class Engine:
         return decision, accepted_B, charge(self._cost, decision, load)
 
     def _commit(
-        self, decision: Decision, accepted_B: torch.Tensor, times: StepTimes, memory: State
+        self,
+        costs: PresentCosts,
+        decision: Decision,
+        accepted_B: torch.Tensor,
+        times: StepTimes,
+        memory: State,
     ) -> State:
         batch = self._batch
         request_B = batch.request_B.copy()
@@ -252,7 +263,9 @@ class Engine:
             times.draft_s,
             times.verify_s,
             times.total_s,
-            other_s=times.total_s - times.draft_s - times.verify_s - times.prefill_s,
+            prefill_s=times.prefill_s,
+            costs=costs,
+            plan=decision.plan,
             num_live=int((request_B != IDLE).sum()),
             num_accepted=int(counted_B.sum()),
             num_verified=int(decision.verified_B.sum()),

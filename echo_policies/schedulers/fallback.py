@@ -1,9 +1,10 @@
 """Falls back to plain decoding where drafting does not pay.
 
 A drafted step pays where it emits more tokens per request than plain steps would in its time. The
-time comes from the engine's cost view, the tokens and the nodes from a running mean of drafted
-steps. Everything is a host number that the engine knows once it has committed a step, so a decision
-needs no sync; an engine that schedules ahead would know it a step later.
+time comes from the engine's cost view, set right by how long steps really took, the tokens and the
+nodes from a running mean of drafted steps. Everything is a host number that the engine knows once
+it has committed a step, so a decision needs no sync; an engine that schedules ahead would know it a
+step later.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ FIRST_WAIT: Final = 16
 
 MOST_DOUBLINGS: Final = 6
 
-OVERHEAD_WEIGHT: Final = 0.125
-"""Of the newest step in the running means of what the cost view does not hold."""
+NEWEST_WEIGHT: Final = 0.125
+"""Of the newest step in the running means of how far the cost view is off, once they are warm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,21 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Slowness:
+    """Running mean of what steps took, in seconds per second that the cost view said."""
+
+    ratio: float = 1.0
+    steps: int = 0
+
+    def after(self, spent_s: float, said_s: float) -> Slowness:
+        """Return the mean with one more step in it; a step of no cost says nothing."""
+        if said_s <= 0:
+            return self
+        weight = max(NEWEST_WEIGHT, 1 / (self.steps + 1))
+        return Slowness(self.ratio + weight * (spent_s / said_s - self.ratio), self.steps + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackMemory:
     """What is carried from step to step."""
 
@@ -89,10 +105,11 @@ class FallbackMemory:
     """Request-steps drafted since drafting was last taken up."""
     failed: int = 0
     """Spells in a row that ended about where they began."""
-    plain_s: float = 0.0
-    """Seconds of a plain step that the cost view does not hold, running mean."""
-    drafted_s: float = 0.0
-    """Likewise of a drafted step: checks, selection, packing, the host."""
+    plain: Slowness = Slowness()
+    """Of plain steps. Before the first they are taken at the cost view's word: if that is too
+    good for them, a few of them show it."""
+    drafted: Slowness = Slowness()
+    """Of drafted steps, checks, selection, packing and the host's work included."""
 
 
 class Fallback(Scheduler):
@@ -196,6 +213,7 @@ class Fallback(Scheduler):
 
     def observe(self, memory: State, feedback: Feedback) -> State:
         """Note what the step was worth."""
+        memory = self._timed(memory, feedback)
         memory = replace(memory, inner=self.inner.observe(memory.inner, feedback))
         if not feedback.has_drafted:
             has_ended = memory.quiet == GRACE and memory.estimate.weight > 0
@@ -205,7 +223,6 @@ class Fallback(Scheduler):
                 memory,
                 quiet=memory.quiet + 1,
                 failed=failed if has_ended else memory.failed,
-                plain_s=_mean(memory.plain_s, feedback.other_s),
             )
         spell = memory.spell if memory.quiet <= GRACE else 0
         return replace(
@@ -213,8 +230,19 @@ class Fallback(Scheduler):
             estimate=memory.estimate.after(feedback, self.window),
             quiet=0,
             spell=spell + feedback.num_live,
-            drafted_s=_mean(memory.drafted_s, feedback.other_s),
         )
+
+    def _timed(self, memory: FallbackMemory, feedback: Feedback) -> FallbackMemory:
+        """Note how long the step took against what the cost view said of it."""
+        costs, plan, live = feedback.costs, feedback.plan, feedback.num_live
+        if costs is None or plan is None or live == 0:
+            return memory
+        spent_s = feedback.step_s - feedback.prefill_s
+        said_s = costs.verify_s(live + feedback.num_verified)
+        if not feedback.has_drafted:
+            return replace(memory, plain=memory.plain.after(spent_s, said_s))
+        said_s += _draft_s(costs, plan, feedback.draft_layers, live)
+        return replace(memory, drafted=memory.drafted.after(spent_s, said_s))
 
     def _drafts(self, ctx: StepContext, plan: DraftPlan, memory: FallbackMemory) -> bool:
         """Whether to draft in this step."""
@@ -242,10 +270,10 @@ class Fallback(Scheduler):
         is_known = known.weight > 0
         nodes = known.nodes if is_known else self._fewest_nodes(plan, ctx.k_max, live)
         layers = known.layers if is_known else float(plan.levels)
-        plain_s = costs.verify_s(live) + memory.plain_s
+        plain_s = costs.verify_s(live) * memory.plain.ratio
         verify_s = costs.verify_s(live + round(live * nodes))
-        other_s = memory.drafted_s if is_known else memory.plain_s
-        drafted_s = verify_s + _draft_s(costs, plan, layers, live) + other_s
+        slowness = memory.drafted if is_known else memory.plain
+        drafted_s = (verify_s + _draft_s(costs, plan, layers, live)) * slowness.ratio
         return drafted_s / plain_s if plain_s > 0 else math.inf
 
     def _fewest_nodes(self, plan: DraftPlan, k_max: int, live: int) -> float:
@@ -275,11 +303,6 @@ def _draft_s(costs: CostView, plan: DraftPlan, layers: float, live: int) -> floa
 def _geometric(acceptance: float, levels: int) -> float:
     """Tokens per step of a chain of so many levels, bonus token included."""
     return sum(acceptance**depth for depth in range(levels + 1))
-
-
-def _mean(before: float, now: float) -> float:
-    """Running mean that begins with its first value."""
-    return now if before == 0 else before + OVERHEAD_WEIGHT * (now - before)
 
 
 def _kinds(kind: type[Scheduler]) -> Iterator[type[Scheduler]]:

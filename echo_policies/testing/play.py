@@ -127,6 +127,8 @@ def play(
             1e-3,
             1e-2,
             1.1e-2,
+            costs=ctx.costs,
+            plan=decision.plan,
             num_live=int(ctx.live_B.sum()),
             num_accepted=int(accepted_B.sum()),
             num_verified=int(decision.keep_BN.sum()),

@@ -154,6 +154,37 @@ def test_a_step_in_which_nobody_can_draft_ends_nothing():
     assert memory.failed == 0
 
 
+def drive_slow(scheduler, *, plain, drafted, accepted, live, steps):
+    """Which steps drafted where steps take longer than the cost view says."""
+    costs, memory, found = Prices(layer_s=0.2), scheduler.start(), []
+    for step in range(steps):
+        plan, _ = scheduler.begin(context(live, costs, step), memory)
+        found.append(plan.levels > 0)
+        seen = plain_feedback(live)
+        said_s, ratio = costs.verify_s(live), plain
+        if plan.levels:
+            seen = drafted_feedback(live, plan.levels, accepted)
+            said_s, ratio = costs.verify_s(live * 3) + 2 * costs.layer_s, drafted
+        prefill_s = 5.0 * (step % 3)  # is no part of what drafting costs
+        spent_s = ratio * said_s + prefill_s
+        seen = replace(seen, step_s=spent_s, prefill_s=prefill_s, costs=costs, plan=plan)
+        memory = scheduler.observe(memory, seen)
+    return found
+
+
+def test_drafted_steps_that_take_longer_than_the_cost_view_says_end_drafting():
+    """1.5 tokens in 1.4 s pay, in 1.68 s they do not. Kind: a forecast nobody checks."""
+    slow = drive_slow(chain(), plain=1.0, drafted=1.2, accepted=4, live=8, steps=16)
+    assert slow == [True, *[False] * 15]
+
+
+def test_a_machine_that_is_slow_at_everything_goes_on_drafting():
+    """Plain steps are believed until one is seen; then drafting is taken up without a probe."""
+    slow = drive_slow(chain(), plain=1.2, drafted=1.2, accepted=5, live=8, steps=60)
+    assert slow[:4] == [True, False, True, True]
+    assert all(slow[2:])
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     layer_s=st.floats(0.0, 1.0),

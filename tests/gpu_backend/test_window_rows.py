@@ -82,40 +82,81 @@ def test_rows_attend_to_exactly_what_they_see(found):
     torch.testing.assert_close(given_out, expected, atol=1e-5, rtol=1e-5)
 
 
-def roots(*lengths, spacing=100):
+def roots(*lengths, spacing=100, rows=1):
     return [
-        Window.of(Sight(1, length - 1, block * spacing + np.arange(length)))
+        Window.of(Sight(rows, length - rows, block * spacing + np.arange(length)))
         for block, length in enumerate(lengths)
     ]
+
+
+def sizes(windows, num_slots):
+    return [len(view.windows) for view in grouped(windows, num_slots)]
 
 
 @pytest.mark.parametrize(
     ("lengths", "num_slots", "groups"),
     [
         ((50, 50, 50), 300, [3]),
-        ((50, 45, 55), 300, [3]),
-        ((10, 50, 50), 300, [1, 2]),  # too much padding
-        ((50, 10, 10), 300, [1, 2]),
+        ((10, 50, 90), 300, [3]),
         ((60, 50), 155, [1, 1]),  # the longer window would leave the pool
         ((60, 50), 160, [2]),
     ],
 )
-def test_requests_share_a_view_where_little_is_padded(lengths, num_slots, groups):
-    assert [len(group) for group in grouped(roots(*lengths), num_slots)] == groups
+def test_requests_share_a_view_that_stays_in_the_pool(lengths, num_slots, groups):
+    assert sizes(roots(*lengths), num_slots) == groups
 
 
-def test_uneven_spacing_and_unequal_rows_part_requests():
-    even = roots(50, 50, 50, 50)
-    assert [len(g) for g in grouped([even[0], even[1], even[3]], 400)] == [2, 1]
-    assert [len(g) for g in grouped([even[1], even[0]], 400)] == [1, 1]
-    chain = Window.of(Sight(2, 48, 300 + np.arange(50)))
-    assert [len(g) for g in grouped([*even[:3], chain], 400)] == [3, 1]
+def test_a_view_is_shared_only_where_its_padding_costs_less_than_a_product():
+    assert sizes(roots(10, 90, spacing=2000), 4000) == [2]
+    assert sizes(roots(10, 1900, spacing=2000), 4000) == [1, 1]
+    prompt = roots(500, spacing=2000, rows=500)
+    assert sizes([*prompt, *roots(40, 40, spacing=2000)[1:]], 4000) == [1, 1]
+    chains = roots(50, 50, rows=3)
+    assert sizes([*chains, *roots(50, 50, 50)[2:]], 300) == [3]
+
+
+def test_a_view_reaches_over_a_block_that_is_nobodys_unless_too_many_are():
+    (view,) = grouped([roots(*[50] * 4)[block] for block in (0, 1, 3)], 400)
+    assert (view.spacing, view.places, view.num_windows) == (100, [0, 1, 3], 4)
+    (view,) = grouped([roots(*[50] * 4)[block] for block in (0, 2, 3)], 400)
+    assert (view.spacing, view.places, view.num_windows) == (100, [0, 2, 3], 4)
+    far = roots(*[50] * 60)
+    assert sizes([far[0], far[1], far[59]], 6000) == [2, 1]
+
+
+def test_windows_that_go_back_or_are_spaced_without_a_common_step_part():
+    even = roots(50, 50)
+    assert sizes([even[1], even[0]], 200) == [1, 1]
+    odd = Window.of(Sight(1, 49, 163 + np.arange(50)))
+    assert sizes([*even, odd], 300) == [2, 1]
 
 
 def test_scattered_slots_are_gathered_by_themselves():
     scattered = Window.of(Sight(1, 2, np.array([200, 5, 90])))
     assert scattered.gathered.tolist() == [5, 90, 200]
-    assert [len(g) for g in grouped([*roots(50, 50), scattered], 300)] == [2, 1]
+    assert sizes([*roots(50, 50), scattered], 300) == [2, 1]
+
+
+def test_windows_of_nobody_may_hold_anything():
+    """Guards padding that leaks: a view's spare windows and rows are read, and must not count."""
+    pool = make_pool(300, 1)
+    garbage = torch.full((HEADS, 100, DIM), torch.nan)
+    pool.write(0, torch.arange(100, 200), garbage, garbage)
+    found = [Sight(3, 20, np.arange(23)), Sight(1, 30, 200 + np.arange(31))]
+    write = torch.tensor([20, 21, 22, 230])
+    layout = WindowRows.of(pool, write, found, QUERIES)
+    assert [group.shape for group in layout.groups] == [(2, 31)]
+    near = [
+        Sight(1, 9, np.arange(10)),
+        Sight(1, 9, 200 + np.arange(10)),
+        Sight(2, 8, 250 + np.arange(10)),
+    ]
+    layout = WindowRows.of(pool, torch.tensor([9, 209, 258, 259]), near, QUERIES)
+    assert [group.shape for group in layout.groups] == [(6, 10)]
+    query = torch.randn(HEADS, QUERIES, 4, DIM)
+    keys, values = pool.gather(0, torch.tensor([9, 209, 258, 259]))
+    out = layout.attend(0, query, keys.transpose(0, 1), values.transpose(0, 1))
+    torch.testing.assert_close(out, attend_slowly(pool, near, query), atol=1e-5, rtol=1e-5)
 
 
 def test_a_root_that_sees_everything_needs_no_mask():
