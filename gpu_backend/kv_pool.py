@@ -46,11 +46,10 @@ class KvPool:
         cls, config: PretrainedConfig, num_slots: int, dtype: torch.dtype, device: torch.device
     ) -> KvPool:
         """Allocate for a decoder-only model."""
-        heads = config.num_attention_heads
         return cls(
             config.num_hidden_layers,
-            getattr(config, "num_key_value_heads", None) or heads,
-            getattr(config, "head_dim", None) or config.hidden_size // heads,
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            head_dim(config),
             num_slots=num_slots,
             dtype=dtype,
             device=device,
@@ -66,6 +65,16 @@ class KvPool:
         """Heads of keys and values, h."""
         return int(self._layers[0].shape[2])
 
+    @property
+    def head_dim(self) -> int:
+        """Size of a head, d."""
+        return int(self._layers[0].shape[3])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self._layers[0].dtype
+
     def write(self, layer: int, slots_R: Tensor, key_hRd: Tensor, value_hRd: Tensor) -> None:
         """Write rows to their slots."""
         keys, values = self._layers[layer]
@@ -78,6 +87,11 @@ class KvPool:
         shape = (*slots.shape, *keys.shape[1:])
         flat = slots.reshape(-1)
         return keys.index_select(0, flat).view(shape), values.index_select(0, flat).view(shape)
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[slots, 1, h, d]`` in place: every slot a page of one token."""
+        keys, values = self._layers[layer]
+        return keys[:, None], values[:, None]
 
     def window(
         self, layer: int, first: int, spacing: int, shape: tuple[int, int]
@@ -100,3 +114,9 @@ class KvPool:
             keys.as_strided(size, stride, keys.storage_offset() + start),
             values.as_strided(size, stride, values.storage_offset() + start),
         )
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Size of the heads of a decoder-only model."""
+    given = getattr(config, "head_dim", None)
+    return int(given or config.hidden_size // config.num_attention_heads)

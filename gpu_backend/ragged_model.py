@@ -16,6 +16,7 @@ from gpu_backend.feature_taps import FeatureTaps
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
 from gpu_backend.models import context_limit
+from gpu_backend.prefix_backends.choice import AttentionName
 from gpu_backend.ragged_pool import (
     NO_ANCESTOR,
     Branches,
@@ -53,6 +54,7 @@ class RaggedModel:
         role: str = "target",
         block: int | None = None,
         pads: bool | None = None,
+        attention: AttentionName = "torch",
         taps: Sequence[int] = (),
     ) -> None:
         """Allocate the pool; nothing is computed.
@@ -64,7 +66,11 @@ class RaggedModel:
             role: what messages call the model.
             block: slots of the largest request; see :class:`gpu_backend.ragged_pool.RaggedPool`.
             pads: see there.
+            attention: likewise.
             taps: layers whose inputs are kept as features.
+
+        Raises:
+            InputError: that attention was asked for by name and cannot be used.
         """
         self.vocab_size = vocab_size
         self._model = model
@@ -75,6 +81,7 @@ class RaggedModel:
             role=role,
             block=block,
             pads=pads,
+            attention=attention,
         )
         layers = model.get_decoder().layers if taps else ()  # type: ignore[no-untyped-call]
         self._taps = FeatureTaps(layers, taps)

@@ -16,6 +16,8 @@ from torch import Tensor
 from echo_policies.errors import InputError
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
+from gpu_backend.prefix_backends.choice import AttentionName, choose_attention
+from gpu_backend.prefix_backends.layout import LayOut
 from gpu_backend.ragged_rows import RaggedRows
 from gpu_backend.sequence_pass import Padded
 from gpu_backend.sight import Sight
@@ -67,7 +69,14 @@ class RaggedPool:
     """
 
     def __init__(
-        self, pool: KvPool, *, query_heads: int, role: str, block: int | None, pads: bool | None
+        self,
+        pool: KvPool,
+        *,
+        query_heads: int,
+        role: str,
+        block: int | None,
+        pads: bool | None,
+        attention: AttentionName = "torch",
     ) -> None:
         """Start without requests.
 
@@ -78,11 +87,19 @@ class RaggedPool:
             block: slots of the largest request, for a layout that several can be read from at once.
             pads: gather what requests see and lay it out to the longest, instead of reading it in
                 place; by default on a GPU.
+            attention: what reads the sequences, if not torch.
+
+        Raises:
+            InputError: that attention was asked for by name and cannot be used.
         """
         self.table = SlotTable(pool.num_slots, block)
         self._pool = pool
         self._role = role
-        self._pads = pool.device.type == "cuda" if pads is None else pads
+        chosen = choose_attention(attention, pool.device, pool.dtype, pool.head_dim)
+        library = chosen.lay_out(pool, query_heads)
+        self._lay_out: LayOut = library or Padded.of
+        is_on_gpu = pool.device.type == "cuda" or library is not None
+        self._pads = is_on_gpu if pads is None else pads
         self._group_size = query_heads // pool.num_heads
 
     def require_room(self, num_tokens: int, tree_rows: int, limit: int | None = None) -> None:
@@ -166,7 +183,7 @@ class RaggedPool:
         return RaggedRows(
             pool=self._pool,
             write_R=write_R,
-            sequences=Padded.of(
+            sequences=self._lay_out(
                 [sight.first_pass for sight in sights],
                 [sight.num_rows for sight in sights],
                 self._pool.device,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpu_backend.attention import ancestor_pass, merge
 from gpu_backend.kv_pool import KvPool
-from gpu_backend.sequence_pass import Padded
+from gpu_backend.prefix_backends.layout import FirstPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class RaggedRows:
     pool: KvPool
     write_R: Tensor
     """int64: slot of every row."""
-    sequences: Padded
+    sequences: FirstPass
     """What each request's rows see of its sequence."""
     ancestors_RA: Tensor | None
     """int64: slots of each row's branch, the row's own included, padded with -1; None if causal."""

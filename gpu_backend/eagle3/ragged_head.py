@@ -16,6 +16,7 @@ from torch import Tensor
 from gpu_backend.eagle3.head import Eagle3Head
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
+from gpu_backend.prefix_backends.choice import AttentionName
 from gpu_backend.ragged_pool import Branches, IntArray, PlacedRows, RaggedPool
 
 
@@ -53,6 +54,7 @@ class RaggedHead:
         num_slots: int,
         block: int | None = None,
         pads: bool | None = None,
+        attention: AttentionName = "torch",
     ) -> None:
         """Allocate the pool; nothing is computed.
 
@@ -61,6 +63,10 @@ class RaggedHead:
             num_slots: pairs of all requests, tree rows included, that the pool holds.
             block: slots of the largest request; see :class:`gpu_backend.ragged_pool.RaggedPool`.
             pads: see there.
+            attention: likewise.
+
+        Raises:
+            InputError: that attention was asked for by name and cannot be used.
         """
         # Linear layers may hold wider weights than the head computes with; norms do not.
         weight = next(head.norm.parameters())
@@ -72,6 +78,7 @@ class RaggedHead:
             role="draft",
             block=block,
             pads=pads,
+            attention=attention,
         )
 
     @property
