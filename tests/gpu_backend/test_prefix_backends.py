@@ -131,7 +131,7 @@ EMPTY_ANSWERS = [(0.0, -math.inf), (0.0, math.inf), (math.nan, math.nan), (7.0, 
 def test_rows_attend_as_torch_does_and_to_exactly_what_they_see(
     name, requests, grouping, answer, transposed
 ):
-    """Kind: a sum of nothing taken as it comes, +inf in FlashAttention 2; logarithms to base 2."""
+    """Kind: logarithms to base 2, heads in another order, a mask aligned to the wrong corner."""
     heads, queries = grouping
     pool = make_pool(heads, 1)
     total = sum(len(own) for _, own, _ in requests)
@@ -149,6 +149,27 @@ def test_rows_attend_as_torch_does_and_to_exactly_what_they_see(
             near = {"atol": 1e-5, "rtol": 1e-5}
             torch.testing.assert_close(found, attend(torch_own, layer, query), **near)
             torch.testing.assert_close(found.double(), dense(requests, pool, layer, query), **near)
+
+
+@pytest.mark.parametrize("lengths", [(0, 3), (2, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("answer", EMPTY_ANSWERS, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_without_a_sequence_see_their_branch_alone(name, answer, lengths, monkeypatch):
+    """Kind: a sum of nothing taken as it comes, which is +inf in FlashAttention 2."""
+    monkeypatch.setattr(Empty, "out", answer[0])
+    monkeypatch.setattr(Empty, "lse", answer[1])
+    pool = make_pool(2, 1)
+    starts = (0, 20)
+    requests = [
+        (np.arange(start, start + length), own, branches_of(own, [-1, 0, 0]))
+        for start, length, own in zip(
+            starts, lengths, (np.arange(50, 53), np.arange(60, 63)), strict=True
+        )
+    ]
+    query = torch.randn(2, 3, 6, DIM)
+    found = attend(rows_of(requests, pool, maker(name, pool, 3)), 0, query)
+    expected = dense(requests, pool, 0, query)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
