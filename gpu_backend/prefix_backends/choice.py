@@ -35,7 +35,7 @@ class Backend:
     entry: str
     """What is called of it."""
     keywords: tuple[str, ...]
-    """What that must take, as old versions do not."""
+    """What that is given by name, and in old versions does not take."""
     majors: range
     """Compute capabilities of the GPUs it is made for, by their first number."""
     gpus: str
@@ -52,7 +52,16 @@ BACKENDS: Final = (
         "fa3",
         "flash_attn_interface",
         "flash_attn_with_kvcache",
-        ("cache_seqlens", "page_table", "cu_seqlens_q", "max_seqlen_q", "return_softmax_lse"),
+        (
+            "cache_seqlens",
+            "page_table",
+            "cu_seqlens_q",
+            "max_seqlen_q",
+            "softmax_scale",
+            "causal",
+            "num_splits",
+            "return_softmax_lse",
+        ),
         range(9, 10),
         "9.x (Hopper)",
         *UP_TO_256,
@@ -73,7 +82,16 @@ BACKENDS: Final = (
         "fa2",
         "flash_attn",
         "flash_attn_varlen_func",
-        ("cu_seqlens_k", "softmax_scale", "causal", "return_attn_probs"),
+        (
+            "cu_seqlens_q",
+            "cu_seqlens_k",
+            "max_seqlen_q",
+            "max_seqlen_k",
+            "dropout_p",
+            "softmax_scale",
+            "causal",
+            "return_attn_probs",
+        ),
         *FROM_AMPERE_ON,
         *UP_TO_256,
         lambda module, _, __: Fa2(module),
@@ -141,7 +159,9 @@ def _objection(
     if device.type != "cuda":
         return "a CUDA device", f"the model runs on {device.type}"
     if dtype not in HALF:
-        return "float16 or bfloat16", f"the model's arithmetic is {dtype}".replace("torch.", "")
+        return "float16 or bfloat16 (--dtype)", f"the model's arithmetic is {dtype}".replace(
+            "torch.", ""
+        )
     major, minor = torch.cuda.get_device_capability(device)
     if major not in backend.majors:
         return f"a GPU of compute capability {backend.gpus}", f"this one has {major}.{minor}"

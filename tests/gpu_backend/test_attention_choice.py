@@ -115,7 +115,7 @@ def test_a_name_that_cannot_be_used_is_refused(install, monkeypatch, name):
     install(*NAMES)
     assert "needs a CUDA device; the model runs on cpu" in sentence(device=torch.device("cpu"))
     said = sentence(dtype=torch.float32)
-    assert "needs float16 or bfloat16; the model's arithmetic is float32" in said
+    assert "needs float16 or bfloat16 (--dtype); the model's arithmetic is float32" in said
     assert "needs a head dimension of " in sentence(head_dim=12)
     assert "; the model's is 12." in sentence(head_dim=12)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from gpu_backend.prefix_backends.choice import BACKENDS, choose_attention
 from gpu_backend.ragged_pool import Branches, RaggedPool
 from gpu_backend.ragged_rows import RaggedRows
 from gpu_backend.sequence_pass import Padded
-from tests.gpu_backend.fake_attention import FAKES, Empty
+from tests.gpu_backend.fake_attention import FAKES, Empty, PagedWrapper, num_calls
 
 NAMES = tuple(FAKES)
 BY_NAME = {backend.name: backend for backend in BACKENDS}
@@ -247,6 +248,41 @@ def test_chains_take_one_causal_pass_and_trees_two(name, usable, monkeypatch):
     torch.testing.assert_close(
         found.double(), dense(requests, pool, 0, query), atol=1e-5, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_given_by_name_is_looked_for_beforehand(name, usable, monkeypatch):
+    """Kind: a keyword that an older version lacks, found out in the first forward."""
+    *owners, called = BY_NAME[name].entry.split(".")
+    owner = getattr(usable[name], owners[0]) if owners else usable[name]
+    original, named = getattr(owner, called), set()
+
+    def watched(*args, **options):
+        named.update(options)
+        return original(*args, **options)
+
+    watched.__wrapped__ = original
+    monkeypatch.setattr(owner, called, watched)
+    _, places = ragged_pool(name)
+    places.table.reserve(0, 20)
+    rows = places.continuing([0], [3]).rows
+    rows.attend(0, torch.randn(2, 2, 3, DIM), *torch.randn(2, 2, 3, DIM).unbind())
+    assert named == set(BY_NAME[name].keywords)
+
+
+def test_a_forward_is_planned_once_for_all_layers(usable, monkeypatch):
+    plans = []
+    original = PagedWrapper.plan
+    monkeypatch.setattr(
+        PagedWrapper, "plan", wraps(original)(lambda *a, **b: plans.append(original(*a, **b)))
+    )
+    _, places = ragged_pool("flashinfer")
+    places.table.reserve(0, 20)
+    rows = places.continuing([0], [3]).rows
+    for layer in range(LAYERS):
+        rows.attend(layer, torch.randn(2, 2, 3, DIM), *torch.randn(2, 2, 3, DIM).unbind())
+    assert len(plans) == 1
+    assert num_calls(usable["flashinfer"]) == LAYERS
 
 
 def test_a_plan_is_not_used_after_the_next_is_made(usable):
