@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Final, Literal
@@ -21,8 +21,8 @@ from gpu_backend.prefix_backends.layout import LayOut
 AttentionName = Literal["auto", "torch", "fa3", "flashinfer", "fa2"]
 
 HALF: Final = (torch.float16, torch.bfloat16)
-UP_TO_256: Final = tuple(range(8, 257, 8)), "a multiple of 8 up to 256"
-FROM_AMPERE_ON: Final = range(8, 1000), "8.0 or more"
+UP_TO_256: Final = range(8, 257, 8)
+AMPERE_OR_NEWER: Final = range(8, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,17 @@ class Backend:
     """Compute capabilities of the GPUs it is made for, by their first number."""
     gpus: str
     """These in words."""
-    head_dims: tuple[int, ...]
-    dims: str
-    """These in words."""
+    head_dims: Collection[int]
     make: Callable[[ModuleType, KvPool, int], LayOut]
     """From module, pool and query heads."""
 
 
 BACKENDS: Final = (
     Backend(
-        "fa3",
-        "flash_attn_interface",
-        "flash_attn_with_kvcache",
-        (
+        name="fa3",
+        module="flash_attn_interface",
+        entry="flash_attn_with_kvcache",
+        keywords=(
             "cache_seqlens",
             "page_table",
             "cu_seqlens_q",
@@ -62,27 +60,27 @@ BACKENDS: Final = (
             "num_splits",
             "return_softmax_lse",
         ),
-        range(9, 10),
-        "9.x (Hopper)",
-        *UP_TO_256,
-        lambda module, _, __: Fa3(module),
+        majors=range(9, 10),
+        gpus="9.x (Hopper)",
+        head_dims=UP_TO_256,
+        make=lambda module, _, __: Fa3(module),
     ),
     Backend(
-        "flashinfer",
-        "flashinfer",
-        "BatchPrefillWithPagedKVCacheWrapper.plan",
-        ("causal", "sm_scale", "q_data_type", "kv_data_type", "disable_split_kv"),
-        *FROM_AMPERE_ON,
+        name="flashinfer",
+        module="flashinfer",
+        entry="BatchPrefillWithPagedKVCacheWrapper.plan",
+        keywords=("causal", "sm_scale", "q_data_type", "kv_data_type", "disable_split_kv"),
+        majors=AMPERE_OR_NEWER,
+        gpus="8.0 or more",
         # It does not refuse others but computes them wrongly (flashinfer issue 4299).
-        (64, 128, 256),
-        "64, 128 or 256",
-        Flashinfer,
+        head_dims=(64, 128, 256),
+        make=Flashinfer,
     ),
     Backend(
-        "fa2",
-        "flash_attn",
-        "flash_attn_varlen_func",
-        (
+        name="fa2",
+        module="flash_attn",
+        entry="flash_attn_varlen_func",
+        keywords=(
             "cu_seqlens_q",
             "cu_seqlens_k",
             "max_seqlen_q",
@@ -92,9 +90,10 @@ BACKENDS: Final = (
             "causal",
             "return_attn_probs",
         ),
-        *FROM_AMPERE_ON,
-        *UP_TO_256,
-        lambda module, _, __: Fa2(module),
+        majors=AMPERE_OR_NEWER,
+        gpus="8.0 or more",
+        head_dims=UP_TO_256,
+        make=lambda module, _, __: Fa2(module),
     ),
 )
 """In the order in which they are preferred."""
@@ -166,7 +165,7 @@ def _objection(
     if major not in backend.majors:
         return f"a GPU of compute capability {backend.gpus}", f"this one has {major}.{minor}"
     if head_dim is not None and head_dim not in backend.head_dims:
-        return f"a head dimension of {backend.dims}", f"the model's is {head_dim}"
+        return _dims(backend.head_dims), f"the model's is {head_dim}"
     return None
 
 
@@ -187,3 +186,10 @@ def _imported(backend: Backend) -> ModuleType | tuple[str, str]:
         needs = f"a {backend.module} whose {backend.entry} takes {missing[0]}"
         return needs, "the installed version does not"
     return module
+
+
+def _dims(head_dims: Collection[int]) -> str:
+    if isinstance(head_dims, range):
+        return f"a head dimension that is a multiple of {head_dims.step}, at most {head_dims[-1]}"
+    *some, last = head_dims
+    return f"a head dimension of {', '.join(map(str, some))} or {last}"

@@ -116,7 +116,7 @@ def test_a_name_that_cannot_be_used_is_refused(install, monkeypatch, name):
     assert "needs a CUDA device; the model runs on cpu" in sentence(device=torch.device("cpu"))
     said = sentence(dtype=torch.float32)
     assert "needs float16 or bfloat16 (--dtype); the model's arithmetic is float32" in said
-    assert "needs a head dimension of " in sentence(head_dim=12)
+    assert "needs a head dimension " in sentence(head_dim=12)
     assert "; the model's is 12." in sentence(head_dim=12)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert "needs a GPU of compute capability " in sentence()
