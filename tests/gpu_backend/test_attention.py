@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from echo_policies.errors import InputError
 from gpu_backend.attention import TreeRows, merge, tree_attention
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.kv_store import KvStore
+from gpu_backend.model_preparation import prepare_draft
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
 HEADS, GROUPS, DIM, LAYER = 2, 3, 4, 1

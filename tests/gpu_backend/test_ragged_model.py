@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_backend.draft_tree import prepare_draft
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.ragged_model import Branches, Extension, RaggedModel
 from gpu_backend.tree_layout import NO_PARENT, TreeRows, ancestors
 from tests.gpu_backend.tiny import VOCAB, tiny_model

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.config import RecordConfig
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.greedy import TargetOutput
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.prompts import Prompt
 from gpu_backend.recording import record_request
 from tests.gpu_backend.reference import PlainDraft, check_position
