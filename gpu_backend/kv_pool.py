@@ -66,6 +66,16 @@ class KvPool:
         """Heads of keys and values, h."""
         return int(self._layers[0].shape[2])
 
+    def grow(self, num_slots: int) -> None:
+        """Make room for ``num_slots`` tokens in all; what was written keeps its slots.
+
+        Windows handed out before go on showing the smaller pool.
+        """
+        for layer, held in enumerate(self._layers):
+            larger = held.new_zeros((held.shape[0], num_slots, *held.shape[2:]))
+            larger[:, : held.shape[1]] = held
+            self._layers[layer] = larger  # one by one: the smaller ones are freed on the way
+
     def write(self, layer: int, slots_R: Tensor, key_hRd: Tensor, value_hRd: Tensor) -> None:
         """Write rows to their slots."""
         keys, values = self._layers[layer]

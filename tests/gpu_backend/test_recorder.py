@@ -155,9 +155,9 @@ def test_nodes_are_shared_between_positions(monkeypatch):
     rows = []
     expand = DraftTree.expand
 
-    def counting(self, tokens, prefix_len, ancestors):
-        rows.append(len(tokens))
-        return expand(self, tokens, prefix_len, ancestors)
+    def counting(self, nodes):
+        rows.append(len(nodes.tokens_K))
+        return expand(self, nodes)
 
     monkeypatch.setattr(DraftTree, "expand", counting)
     plain = PlainDraft(tiny_model(seed=3), VOCAB)
