@@ -53,7 +53,7 @@ class DraftTree:
             vocab_size=model.config.vocab_size,  # the head is cut already
             num_slots=prefix_capacity,
             role="draft",
-            pads=True,  # in place, a row would be shown all tree rows
+            pads=True,  # read in place, the window of a row would hold the whole tree
         )
         self._ragged.table.reserve(_KEY, prefix_capacity)
 

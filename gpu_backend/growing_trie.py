@@ -6,7 +6,6 @@ Shape letters: N nodes, K nodes asked for, A ancestors, k children.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ from gpu_backend.ragged_pool import NO_ANCESTOR
 from gpu_backend.scoring import RowScores
 
 IntArray = npt.NDArray[np.int64]
-_T = TypeVar("_T", bound=np.generic)
 
 
 class GrowingTrie(ABC):
@@ -76,20 +74,16 @@ class GrowingTrie(ABC):
         """Run new nodes, whose parents have been run."""
 
     def _add(self, parents_K: IntArray, tokens_K: IntArray) -> None:
-        branch_KA, visible_K = self._branch_NA[parents_K], self._visible_N[parents_K]
-        longest = int((branch_KA != NO_ANCESTOR).sum(axis=1).max())
+        above_KA, visible_K = self._branch_NA[parents_K], self._visible_N[parents_K]
+        depth_K = (above_KA != NO_ANCESTOR).sum(axis=1)
         first_row = self.num_nodes - self._num_first
-        nodes = NewNodes(first_row, tokens_K, visible_K, branch_KA[:, :longest].copy())
+        nodes = NewNodes(first_row, tokens_K, visible_K, above_KA[:, : int(depth_K.max())])
         scores = self._compute(parents_K, nodes)
         number_K = np.arange(len(tokens_K))
-        branch_KA[number_K, nodes.depth_K] = first_row + number_K
-        self.child_token = longer(self.child_token, scores.child_token)
-        self.child_logp = longer(self.child_logp, scores.child_logp)
-        self.entropy = longer(self.entropy, scores.entropy)
-        self._visible_N = longer(self._visible_N, visible_K)
-        self._branch_NA = longer(self._branch_NA, branch_KA)
-
-
-def longer(held: npt.NDArray[_T], added: npt.NDArray[_T]) -> npt.NDArray[_T]:
-    """Rows behind one another."""
-    return np.concatenate([held, added])
+        branch_KA = above_KA.copy()
+        branch_KA[number_K, depth_K] = first_row + number_K
+        self.child_token = np.concatenate([self.child_token, scores.child_token])
+        self.child_logp = np.concatenate([self.child_logp, scores.child_logp])
+        self.entropy = np.concatenate([self.entropy, scores.entropy])
+        self._visible_N = np.concatenate([self._visible_N, visible_K])
+        self._branch_NA = np.concatenate([self._branch_NA, branch_KA])

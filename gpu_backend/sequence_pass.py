@@ -1,7 +1,7 @@
 """The first pass of gathering attention, a GPU's: every request's rows over what the request sees.
 
 All requests are laid out to the longest: a few products for the whole batch, because there each
-launch costs.
+launch costs. A recording takes it on a CPU too, with one request.
 
 Shape letters: B requests, n rows of one request, R rows of all requests, S slots that a request
 sees, h kv heads, g query heads per kv head, d head dimension.

@@ -67,7 +67,7 @@ class HeadTree:
         """
         self._width = width
         self._row_chunk = row_chunk
-        # In place, a row would be shown all tree rows.
+        # Read in place, the window of a row would hold the whole tree.
         self._ragged = RaggedHead(head, num_slots=capacity, pads=True)
         self._ragged.table.reserve(_KEY, capacity)
         ids = head.token_ids

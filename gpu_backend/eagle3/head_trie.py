@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.eagle3.head_tree import HeadTree
-from gpu_backend.growing_trie import GrowingTrie, IntArray, longer
+from gpu_backend.growing_trie import GrowingTrie, IntArray
 from gpu_backend.new_nodes import NewNodes
 from gpu_backend.scoring import RowScores
 from traces.schema import PAST_END
@@ -81,7 +81,7 @@ class HeadTrie(GrowingTrie):
         following_K = self._output[np.minimum(ahead_K, len(self._output) - 1)]
         fed_Kh = self._fed[torch.from_numpy(parents_K).to(self._fed.device)]
         found = self._tree.expand(nodes, fed_Kh, following_K)
-        self._next_rank = longer(self._next_rank, found.rank_K)
-        self._next_logp = longer(self._next_logp, found.logp_K)
+        self._next_rank = np.concatenate([self._next_rank, found.rank_K])
+        self._next_logp = np.concatenate([self._next_logp, found.logp_K])
         self._fed = torch.cat([self._fed, found.fed_Kh])
         return found.scores
