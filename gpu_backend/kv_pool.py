@@ -66,6 +66,12 @@ class KvPool:
         """Heads of keys and values, h."""
         return int(self._layers[0].shape[2])
 
+    def write(self, layer: int, slots_R: Tensor, key_hRd: Tensor, value_hRd: Tensor) -> None:
+        """Write rows to their slots."""
+        keys, values = self._layers[layer]
+        keys.index_copy_(0, slots_R, key_hRd.transpose(0, 1))
+        values.index_copy_(0, slots_R, value_hRd.transpose(0, 1))
+
     def grow(self, num_slots: int) -> None:
         """Make room for ``num_slots`` tokens in all; what was written keeps its slots.
 
@@ -75,12 +81,6 @@ class KvPool:
             larger = held.new_zeros((held.shape[0], num_slots, *held.shape[2:]))
             larger[:, : held.shape[1]] = held
             self._layers[layer] = larger  # one by one: the smaller ones are freed on the way
-
-    def write(self, layer: int, slots_R: Tensor, key_hRd: Tensor, value_hRd: Tensor) -> None:
-        """Write rows to their slots."""
-        keys, values = self._layers[layer]
-        keys.index_copy_(0, slots_R, key_hRd.transpose(0, 1))
-        values.index_copy_(0, slots_R, value_hRd.transpose(0, 1))
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values ``[*slots.shape, h, d]``; every slot must be >= 0."""

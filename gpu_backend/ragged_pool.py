@@ -78,7 +78,7 @@ class RaggedPool:
             role: what messages call the model.
             block: slots of the largest request, for a layout that several can be read from at once.
             pads: gather what requests see and lay it out to the longest, instead of reading it in
-                place; by default on a GPU, and better for a tree much larger than what a row sees.
+                place; by default on a GPU.
         """
         self.table = SlotTable(pool.num_slots, block)
         self._pool = pool
