@@ -81,6 +81,16 @@ class KvPool:
         keys.index_copy_(0, slots_R, key_hRd.transpose(0, 1))
         values.index_copy_(0, slots_R, value_hRd.transpose(0, 1))
 
+    def grow(self, num_slots: int) -> None:
+        """Make room for ``num_slots`` tokens in all; what was written keeps its slots.
+
+        Windows handed out before go on showing the smaller pool.
+        """
+        for layer, held in enumerate(self._layers):
+            larger = held.new_zeros((held.shape[0], num_slots, *held.shape[2:]))
+            larger[:, : held.shape[1]] = held
+            self._layers[layer] = larger  # one by one: the smaller ones are freed on the way
+
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values ``[*slots.shape, h, d]``; every slot must be >= 0."""
         keys, values = self._layers[layer]

@@ -1,6 +1,6 @@
-"""Attention of many requests' rows on a GPU, in one forward: each row meets its own request only.
+"""Attention of many requests' rows in one forward: each row meets its own request only.
 
-On a CPU :mod:`gpu_backend.window_rows` takes this place.
+Keys and values are gathered. In serving on a CPU :mod:`gpu_backend.window_rows` takes this place.
 
 Shape letters: R rows of all requests, A ancestors, h kv heads, g query heads per kv head,
 d head dimension.
@@ -23,8 +23,8 @@ class RaggedRows:
 
     - *Causal*: a request's rows continue its sequence. What it sees includes its own rows, and row
       i of n sees all but the last n - 1 - i of it. One pass.
-    - *Tree*: rows branch off the sequence. They see all of it, and through ``ancestors_RA`` their
-      own branch. Two passes, merged by log-sum-exp.
+    - *Tree*: rows branch off the sequence. They see what is before that, and through
+      ``ancestors_RA`` their own branch. Two passes, merged by log-sum-exp.
 
     No mask spans requests.
     """

@@ -19,10 +19,10 @@ from echo_policies.session import widest_plan
 from gpu_backend import models
 from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.config import build_config
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head_files import is_head_folder
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.greedy import stop_tokens
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.prefix_backends.choice import choose_attention
 from gpu_backend.prompts import Prompt, load_prompts, task_name
 from gpu_backend.sampling import request_seed
