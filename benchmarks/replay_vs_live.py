@@ -21,8 +21,9 @@ import torch
 from echo_policies.api import CalibrationContext, Policy
 from echo_policies.registry import parse_list
 from gpu_backend import models
-from gpu_backend.draft_tree import DraftTree, prepare_draft
+from gpu_backend.draft_tree import DraftTree
 from gpu_backend.drafter import DraftModelDrafter, TextVerifier
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.node_trie import NodeTrie
 from gpu_backend.recorded_prompts import recorded_prompts
 from traces.calibrate import calibration_samples

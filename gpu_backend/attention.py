@@ -1,18 +1,16 @@
-"""Tree attention for flattened draft rows: prefix pass, ancestor pass, log-sum-exp merge.
+"""Tree attention for flattened rows: how a model comes to it, the ancestor pass, the merge.
 
-Shape letters: K rows, S prefix tokens, A ancestors, h kv heads, g query heads per kv head,
-d head dimension.
+Shape letters: K rows, A ancestors, h kv heads, g query heads per kv head, d head dimension.
 
 No ``[K, K]`` mask exists: a row meets its own branch through an index of ancestors, so the cost
-grows with rows times depth and rows of many positions share one forward.
-
-Rows come in two layouts: :class:`TreeRows`, many positions of one request (recording), and
-:class:`gpu_backend.ragged_rows.RaggedRows`, one position of many requests (serving).
+grows with rows times depth and rows of many requests and positions share one forward. Where the
+rows are and what they see is the business of :class:`AttentionRows`: on a GPU and in recording
+:class:`gpu_backend.ragged_rows.RaggedRows`, on a serving CPU
+:class:`gpu_backend.window_rows.WindowRows`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
@@ -20,7 +18,6 @@ from torch import Tensor, nn
 
 from echo_policies.errors import InputError
 from gpu_backend.half_products import product
-from gpu_backend.kv_store import KvStore
 
 ATTENTION_NAME: Final = "echo_tree"
 """Name under which transformers finds :func:`tree_attention`."""
@@ -41,46 +38,6 @@ class AttentionRows(Protocol):
             value_hKd: likewise.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class TreeRows:
-    """Rows at many positions of one request.
-
-    ``ancestors_KA`` is None for rows that extend the prefix itself: they are written behind it
-    and their own prefix length, themselves included, says what they see.
-    """
-
-    store: KvStore
-    bias_KS: Tensor
-    """Additive: 0 where row K sees prefix token S, -inf beyond its prefix length."""
-    ancestors_KA: Tensor | None
-    """Tree rows that row K sees, itself included; padded with -1."""
-
-    @classmethod
-    def build(
-        cls, store: KvStore, prefix_len_K: Tensor, ancestors_KA: Tensor | None, dtype: torch.dtype
-    ) -> TreeRows:
-        """Lay out rows by their prefix lengths (tokens, at least 1 each)."""
-        longest = int(prefix_len_K.max())
-        hidden = torch.arange(longest, device=prefix_len_K.device) >= prefix_len_K[:, None]
-        bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        return cls(store, bias.masked_fill_(hidden, float("-inf")), ancestors_KA)
-
-    def attend(self, layer: int, query_hgKd: Tensor, key_hKd: Tensor, value_hKd: Tensor) -> Tensor:
-        """Write the rows to the store and attend to prefix and ancestors."""
-        store = self.store
-        if self.ancestors_KA is None:
-            store.write_prefix(layer, key_hKd, value_hKd)
-        else:
-            store.write_tree(layer, key_hKd, value_hKd)
-        prefix = store.prefix(layer, self.bias_KS.shape[1])
-        out, lse = prefix_pass(query_hgKd, *prefix, self.bias_KS)
-        if self.ancestors_KA is None:
-            return out
-        keys_KAhd, values_KAhd = store.gather(layer, self.ancestors_KA.clamp_min(0))
-        own = ancestor_pass(query_hgKd, keys_KAhd, values_KAhd, self.ancestors_KA < 0)
-        return merge(out, lse, *own)
 
 
 def register_tree_attention() -> None:
@@ -126,20 +83,6 @@ def tree_attention(
     query_hgKd = query[0].view(heads, -1, rows, dim) * scaling
     out = tree_rows.attend(layer, query_hgKd, key[0], value[0])
     return out.permute(2, 0, 1, 3).reshape(1, rows, -1, dim), None
-
-
-def prefix_pass(
-    query_hgKd: Tensor, key_hSd: Tensor, value_hSd: Tensor, bias_KS: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Attention over a sequence: output ``[h, g, K, d]``, log-sum-exp ``[h, g, K]``.
-
-    ``bias_KS`` is added to the scores; it may cover the last columns only.
-    """
-    scores = product(query_hgKd, key_hSd.transpose(1, 2)[:, None]).float()
-    if bias_KS is not None:
-        scores[..., scores.shape[-1] - bias_KS.shape[-1] :] += bias_KS
-    weights, lse = _softmax_lse(scores)
-    return product(weights.to(value_hSd.dtype), value_hSd[:, None]), lse
 
 
 def ancestor_pass(

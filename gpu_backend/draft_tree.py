@@ -1,79 +1,33 @@
 """The draft model over one request: a committed prefix, and tree rows that branch off it.
 
-Shape letters: K rows, A ancestors, V vocabulary.
+Shape letters: K rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
 
-from echo_policies.errors import InputError
-from gpu_backend.attention import ATTENTION_NAME, TreeRows, register_tree_attention
-from gpu_backend.kv_store import KvStore
-from gpu_backend.packed_linear import pack_linear_layers
+from gpu_backend.new_nodes import NewNodes
+from gpu_backend.ragged_model import Extension, RaggedModel
 from gpu_backend.scoring import RowScores, Softmax, score_rows, score_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-IntArray = npt.NDArray[np.integer]
-
-
-def prepare_draft(model: PreTrainedModel, vocab_size: int, role: str = "draft") -> None:
-    """Switch a loaded decoder-only model to tree attention and cut its head, for good.
-
-    On a CPU its linear layers are packed (:func:`gpu_backend.packed_linear.pack_linear_layers`),
-    so a model must be on its device by then.
-
-    Args:
-        model: draft or target.
-        vocab_size: tokens that it may propose, those of the lowest ids; its logits end there.
-        role: what messages call the model.
-
-    Raises:
-        InputError: the model has layers that do not attend to their whole prefix.
-    """
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(model.config, "sliding_window", None):
-        raise InputError(
-            f"{role}: every layer must attend to its whole prefix; this model has "
-            f"{', '.join(sorted(kinds))} layers and sliding_window "
-            f"{getattr(model.config, 'sliding_window', None)}. Use a full-attention model."
-        )
-    register_tree_attention()
-    model.set_attn_implementation(ATTENTION_NAME)
-    _cut_head(model, vocab_size)
-    # The cut head's weights are a view of the whole; packed, they are a copy of the cut.
-    pack_linear_layers(model)
-
-
-def _cut_head(model: PreTrainedModel, size: int) -> None:
-    """Let the head compute the first ``size`` logits only; the weights are shared, not copied."""
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    assert isinstance(head, nn.Linear), "a causal language model's head is one linear layer"
-    cut = type(head)(head.in_features, size, bias=head.bias is not None, device="meta")
-    for name, parameter in head.named_parameters(recurse=False):
-        setattr(cut, name, nn.Parameter(parameter[:size], requires_grad=False))
-    model.set_output_embeddings(cut)  # type: ignore[no-untyped-call]
+_KEY: Final = 0
+"""Of the only request in the pool."""
 
 
 class DraftTree:
     """Keys, values and scores of one request's prefix and of the tree rows behind it.
 
-    - ``prefill`` is called once and commits the prefix.
-    - ``expand`` may then be called any number of times; each call adds tree rows that later
+    - :meth:`prefill` is called once and commits the prefix.
+    - :meth:`expand` may then be called any number of times; each call adds tree rows that later
       rows can name as ancestors.
-
-    Args:
-        model: prepared by :func:`prepare_draft`.
-        prefix_capacity: tokens the prefix can hold.
-        width: children kept per row.
-        row_chunk: rows per forward; bounds the memory for logits at ``row_chunk * V``.
     """
 
     def __init__(
@@ -84,25 +38,24 @@ class DraftTree:
         width: int,
         row_chunk: int = 512,
     ) -> None:
-        """Allocate an empty store; nothing is computed."""
-        config = model.config
-        heads = config.num_attention_heads
-        self._model = model
+        """Allocate the pool; nothing is computed.
+
+        Args:
+            model: prepared by :func:`gpu_backend.model_preparation.prepare_draft`.
+            prefix_capacity: tokens the prefix can hold.
+            width: children kept per row.
+            row_chunk: rows per forward; bounds the memory for logits at ``row_chunk * V``.
+        """
         self._width = width
         self._row_chunk = row_chunk
-        self._store = KvStore(
-            config.num_hidden_layers,
-            getattr(config, "num_key_value_heads", None) or heads,
-            getattr(config, "head_dim", None) or config.hidden_size // heads,
-            prefix_capacity=prefix_capacity,
-            dtype=model.dtype,
-            device=model.device,
+        self._ragged = RaggedModel(
+            model,
+            vocab_size=model.config.vocab_size,  # the head is cut already
+            num_slots=prefix_capacity,
+            role="draft",
+            pads=True,  # read in place, the window of a row would hold the whole tree
         )
-
-    @property
-    def num_rows(self) -> int:
-        """Tree rows so far; the next ``expand`` numbers its rows from here."""
-        return self._store.num_tree
+        self._ragged.table.reserve(_KEY, prefix_capacity)
 
     @torch.inference_mode()
     def prefill(
@@ -114,86 +67,28 @@ class DraftTree:
             Scores of the K scored rows, and rank and log-probability ``[K - 1]`` of the token
             that follows each of them, the last row's being unknown.
         """
-        ids = self._tensor(np.asarray(token_ids))
+        # The last token has no follower; any token will do for it, as its score is dropped.
+        following = torch.tensor([*token_ids[1:], token_ids[-1]], device=self._ragged.device)
         scores, ranks, logps = [], [], []
         for start in range(0, len(token_ids), self._row_chunk):
-            rows = torch.arange(start, min(start + self._row_chunk, len(ids)), device=ids.device)
-            kept = rows[rows >= first_scored]
-            tree_rows = TreeRows.build(self._store, rows + 1, None, self._model.dtype)
-            logits = self._forward(ids[rows], rows, tree_rows, kept - start)
-            self._store.commit_prefix(len(rows))
+            chunk = token_ids[start : start + self._row_chunk]
+            kept = np.arange(max(first_scored - start, 0), len(chunk))
+            logits = self._ragged.extend_rows(Extension(_KEY, chunk), kept)
             if not len(kept):
                 continue
             softmax = Softmax.of(logits)
             scores.append(score_rows(logits, softmax, self._width))
-            # The last token has no follower; any token will do for it, as its score is dropped.
-            following = ids[(kept + 1).clamp_max(len(ids) - 1)]
-            rank, logp = score_tokens(logits, softmax, following)
+            rank, logp = score_tokens(logits, softmax, following[start + torch.from_numpy(kept)])
             ranks.append(rank)
             logps.append(logp)
-        return _joined(scores), np.concatenate(ranks)[:-1], np.concatenate(logps)[:-1]
+        return RowScores.joined(scores), np.concatenate(ranks)[:-1], np.concatenate(logps)[:-1]
 
     @torch.inference_mode()
-    def expand(
-        self, tokens_K: IntArray, prefix_len_K: IntArray, ancestors_KA: IntArray
-    ) -> RowScores:
-        """Add tree rows and score them.
-
-        Args:
-            tokens_K: token of every row.
-            prefix_len_K: prefix tokens it sees, at least 1; cheapest in ascending order.
-            ancestors_KA: tree rows above it, in any order and padded with -1; the row itself is
-                number ``num_rows`` + its index and is added here.
-
-        Returns:
-            Scores of the K rows.
-        """
-        own = self.num_rows + np.arange(len(tokens_K))
-        seen_KA = np.concatenate([own[:, None], ancestors_KA], axis=1)
-        positions_K = prefix_len_K + (ancestors_KA >= 0).sum(axis=1)
+    def expand(self, nodes: NewNodes) -> RowScores:
+        """Add tree rows and score them."""
+        self._ragged.make_room(_KEY, nodes.end_row)
         scores = []
-        for start in range(0, len(tokens_K), self._row_chunk):
-            rows = slice(start, start + self._row_chunk)
-            scores.append(
-                self._expand_chunk(
-                    tokens_K[rows], positions_K[rows], prefix_len_K[rows], seen_KA[rows]
-                )
-            )
-        return _joined(scores)
-
-    def _expand_chunk(
-        self, tokens: IntArray, positions: IntArray, prefix_len: IntArray, seen_KA: IntArray
-    ) -> RowScores:
-        self._store.reserve_tree(len(tokens))
-        tree_rows = TreeRows.build(
-            self._store, self._tensor(prefix_len), self._tensor(seen_KA), self._model.dtype
-        )
-        everything = torch.arange(len(tokens), device=self._model.device)
-        logits = self._forward(self._tensor(tokens), self._tensor(positions), tree_rows, everything)
-        self._store.commit_tree(len(tokens))
-        return score_rows(logits, Softmax.of(logits), self._width)
-
-    def _forward(
-        self, ids_K: Tensor, positions_K: Tensor, tree_rows: TreeRows, kept: Tensor
-    ) -> Tensor:
-        """Logits ``[len(kept), V]`` of the kept rows."""
-        output = self._model(
-            input_ids=ids_K[None],
-            position_ids=positions_K[None],
-            use_cache=False,
-            logits_to_keep=kept,
-            tree_rows=tree_rows,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
-
-    def _tensor(self, values: IntArray) -> Tensor:
-        return torch.as_tensor(np.asarray(values, dtype=np.int64), device=self._model.device)
-
-
-def _joined(parts: list[RowScores]) -> RowScores:
-    return RowScores(
-        np.concatenate([part.child_token for part in parts]),
-        np.concatenate([part.child_logp for part in parts]),
-        np.concatenate([part.entropy for part in parts]),
-    )
+        for _, branches in nodes.chunks(_KEY, self._row_chunk):
+            logits = self._ragged.branch([branches])
+            scores.append(score_rows(logits, Softmax.of(logits), self._width))
+        return RowScores.joined(scores)

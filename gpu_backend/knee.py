@@ -11,6 +11,7 @@ import numpy as np
 
 from gpu_backend.eagle3.ragged_head import RaggedHead
 from gpu_backend.kv_slots import SlotTable
+from gpu_backend.prefix_backends.choice import AttentionName
 from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.ragged_pool import Branches
 from gpu_backend.stopwatch import Clock
@@ -58,6 +59,7 @@ def measure_knee(
     factor: float,
     clock: Clock,
     vocab_size: int,
+    attention: AttentionName = "torch",
 ) -> Knee:
     """Time verify forwards of growing trees in a pool of their own.
 
@@ -68,8 +70,11 @@ def measure_knee(
         factor: of the knee rule.
         clock: seconds, read when the device is done.
         vocab_size: real tokens.
+        attention: what reads the sequences.
     """
-    timer = model_timer(model, batch_size, context, vocab_size, clock)
+    timer = model_timer(
+        model, batch_size, context, vocab_size=vocab_size, clock=clock, attention=attention
+    )
     rows, seconds = [], []
     for nodes in NODES_PER_REQUEST:
         rows.append(batch_size * (nodes + 1))
@@ -129,7 +134,13 @@ def bush_room(context: int) -> int:
 
 
 def model_timer(
-    model: PreTrainedModel, batch_size: int, context: int, vocab_size: int, clock: Clock
+    model: PreTrainedModel,
+    batch_size: int,
+    context: int,
+    *,
+    vocab_size: int,
+    clock: Clock,
+    attention: AttentionName = "torch",
 ) -> BushTimer:
     """Timer of a model that reads tokens.
 
@@ -139,14 +150,28 @@ def model_timer(
         context: committed tokens of every request.
         vocab_size: real tokens.
         clock: seconds, read when the device is done.
+        attention: what reads the sequences.
     """
     room = bush_room(context)
-    ragged = RaggedModel(model, vocab_size=vocab_size, num_slots=batch_size * room, block=room)
+    ragged = RaggedModel(
+        model,
+        vocab_size=vocab_size,
+        num_slots=batch_size * room,
+        block=room,
+        attention=attention,
+    )
     return BushTimer(ragged.table, ragged.branch, batch_size, context, clock)
 
 
-def head_timer(head: Eagle3Head, batch_size: int, context: int, clock: Clock) -> BushTimer:
+def head_timer(
+    head: Eagle3Head,
+    batch_size: int,
+    context: int,
+    *,
+    clock: Clock,
+    attention: AttentionName = "torch",
+) -> BushTimer:
     """Timer of an EAGLE-3 head; likewise."""
     room = bush_room(context)
-    ragged = RaggedHead(head, num_slots=batch_size * room, block=room)
+    ragged = RaggedHead(head, num_slots=batch_size * room, block=room, attention=attention)
     return BushTimer(ragged.table, ragged.branch_of_nothing, batch_size, context, clock)

@@ -46,11 +46,10 @@ class KvPool:
         cls, config: PretrainedConfig, num_slots: int, dtype: torch.dtype, device: torch.device
     ) -> KvPool:
         """Allocate for a decoder-only model."""
-        heads = config.num_attention_heads
         return cls(
             config.num_hidden_layers,
-            getattr(config, "num_key_value_heads", None) or heads,
-            getattr(config, "head_dim", None) or config.hidden_size // heads,
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            head_dim(config),
             num_slots=num_slots,
             dtype=dtype,
             device=device,
@@ -66,11 +65,31 @@ class KvPool:
         """Heads of keys and values, h."""
         return int(self._layers[0].shape[2])
 
+    @property
+    def head_dim(self) -> int:
+        """Size of a head, d."""
+        return int(self._layers[0].shape[3])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self._layers[0].dtype
+
     def write(self, layer: int, slots_R: Tensor, key_hRd: Tensor, value_hRd: Tensor) -> None:
         """Write rows to their slots."""
         keys, values = self._layers[layer]
         keys.index_copy_(0, slots_R, key_hRd.transpose(0, 1))
         values.index_copy_(0, slots_R, value_hRd.transpose(0, 1))
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for ``num_slots`` tokens in all; what was written keeps its slots.
+
+        Windows handed out before go on showing the smaller pool.
+        """
+        for layer, held in enumerate(self._layers):
+            larger = held.new_zeros((held.shape[0], num_slots, *held.shape[2:]))
+            larger[:, : held.shape[1]] = held
+            self._layers[layer] = larger  # one by one: the smaller ones are freed on the way
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values ``[*slots.shape, h, d]``; every slot must be >= 0."""
@@ -78,6 +97,11 @@ class KvPool:
         shape = (*slots.shape, *keys.shape[1:])
         flat = slots.reshape(-1)
         return keys.index_select(0, flat).view(shape), values.index_select(0, flat).view(shape)
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[slots, 1, h, d]`` in place: every slot a page of one token."""
+        keys, values = self._layers[layer]
+        return keys[:, None], values[:, None]
 
     def window(
         self, layer: int, first: int, spacing: int, shape: tuple[int, int]
@@ -100,3 +124,9 @@ class KvPool:
             keys.as_strided(size, stride, keys.storage_offset() + start),
             values.as_strided(size, stride, values.storage_offset() + start),
         )
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Size of the heads of a decoder-only model."""
+    given = getattr(config, "head_dim", None)
+    return int(given or config.hidden_size // config.num_attention_heads)

@@ -1,7 +1,8 @@
 """Which token slots of a pool each request owns, and which of them hold its sequence.
 
 A request is given every slot it can ever need when it is admitted, so a running batch never runs
-out. Its slots are one permutation, cut in two by the length of its sequence::
+out; only a request whose tree has no known end is given more later (:meth:`SlotTable.grow`). Its
+slots are one permutation, cut in two by the length of its sequence::
 
     slots   [ s0 s1 s2 ... | t0 t1 t2 t3 ... ]
               sequence       spare: tree rows of the step in flight
@@ -29,7 +30,8 @@ IntArray = npt.NDArray[np.int64]
 class SlotTable:
     """Ownership of ``num_slots`` token slots by requests, under keys of the caller's choice.
 
-    - :meth:`reserve` at admission, :meth:`release` on every way out; nothing else changes owners.
+    - :meth:`reserve` at admission, :meth:`release` on every way out; nothing else changes owners,
+      and :meth:`grow` adds slots that had none.
     - Between them :meth:`spare`, a forward that writes there, and :meth:`commit` or nothing.
     """
 
@@ -66,10 +68,20 @@ class SlotTable:
         self._length[key] = 0
         return True
 
+    def grow(self, key: int, num_slots: int) -> None:
+        """Make the table longer by ``num_slots`` slots, all of them spare slots of one request."""
+        added = self.num_slots + np.arange(num_slots)
+        self._is_free = np.concatenate([self._is_free, np.zeros(num_slots, dtype=bool)])
+        self._slots[key] = np.concatenate([self._slots[key], added])
+
     def release(self, key: int) -> None:
         """Take back a request's slots."""
         self._is_free[self._slots.pop(key)] = True
         del self._length[key]
+
+    def capacity(self, key: int) -> int:
+        """Slots of a request, spare ones included."""
+        return len(self._slots[key])
 
     def length(self, key: int) -> int:
         """Tokens of a request's sequence."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from gpu_backend.knee import NODES_PER_REQUEST, BushTimer, Knee, head_timer, model_timer
+from gpu_backend.prefix_backends.choice import AttentionName
 from gpu_backend.serve_results import CostTables, KneeTable
 from gpu_backend.stopwatch import Clock
 
@@ -78,6 +80,7 @@ def measure_costs(
     most_width: int,
     clock: Clock,
     knee: Knee | None = None,
+    attention: AttentionName = "torch",
 ) -> MeasuredCosts:
     """Time forwards of target and draft model, from one request's row to whole trees.
 
@@ -89,14 +92,23 @@ def measure_costs(
         most_width: nodes per request that a policy expands in one layer.
         clock: seconds, read when the device is done.
         knee: of the same batch and context; what it has timed is not timed again.
+        attention: what reads the sequences.
     """
     known = {} if knee is None else dict(zip(knee.rows, knee.seconds, strict=True))
-    target = model_timer(pair.target, batch_size, context, pair.vocab_size, clock)
+    tokens = partial(
+        model_timer,
+        batch_size=batch_size,
+        context=context,
+        vocab_size=pair.vocab_size,
+        clock=clock,
+        attention=attention,
+    )
+    target = tokens(pair.target)
     verify = _curve(target, _sizes(batch_size, most_nodes), known)
     if pair.head is not None:
-        draft = head_timer(pair.head, batch_size, context, clock)
+        draft = head_timer(pair.head, batch_size, context, clock=clock, attention=attention)
     elif pair.draft is not None:
-        draft = model_timer(pair.draft, batch_size, context, pair.vocab_size, clock)
+        draft = tokens(pair.draft)
     else:
         return MeasuredCosts(verify, None)
     return MeasuredCosts(verify, _curve(draft, _sizes(batch_size, most_width - 1), {}))

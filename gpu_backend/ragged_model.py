@@ -16,6 +16,7 @@ from gpu_backend.feature_taps import FeatureTaps
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
 from gpu_backend.models import context_limit
+from gpu_backend.prefix_backends.choice import AttentionName
 from gpu_backend.ragged_pool import (
     NO_ANCESTOR,
     Branches,
@@ -32,7 +33,7 @@ __all__ = ["NO_ANCESTOR", "Branches", "Extension", "RaggedModel"]
 
 
 class RaggedModel:
-    """A decoder-only model prepared by :func:`gpu_backend.draft_tree.prepare_draft`.
+    """A decoder-only model prepared by :func:`gpu_backend.model_preparation.prepare_draft`.
 
     - :meth:`extend` writes rows and commits them; :meth:`branch` writes rows behind the sequences
       and leaves it to the caller to commit a path of them, or nothing.
@@ -53,6 +54,7 @@ class RaggedModel:
         role: str = "target",
         block: int | None = None,
         pads: bool | None = None,
+        attention: AttentionName = "torch",
         taps: Sequence[int] = (),
     ) -> None:
         """Allocate the pool; nothing is computed.
@@ -64,7 +66,11 @@ class RaggedModel:
             role: what messages call the model.
             block: slots of the largest request; see :class:`gpu_backend.ragged_pool.RaggedPool`.
             pads: see there.
+            attention: likewise.
             taps: layers whose inputs are kept as features.
+
+        Raises:
+            InputError: that attention was asked for by name and cannot be used.
         """
         self.vocab_size = vocab_size
         self._model = model
@@ -75,6 +81,7 @@ class RaggedModel:
             role=role,
             block=block,
             pads=pads,
+            attention=attention,
         )
         layers = model.get_decoder().layers if taps else ()  # type: ignore[no-untyped-call]
         self._taps = FeatureTaps(layers, taps)
@@ -102,6 +109,10 @@ class RaggedModel:
         """
         self._places.require_room(num_tokens, tree_rows, context_limit(self._model))
 
+    def make_room(self, key: int, tree_rows: int) -> None:
+        """Let a request have so many tree rows in all; the pool grows where it must."""
+        self._places.make_room(key, tree_rows)
+
     @torch.inference_mode()
     def extend(
         self, extensions: Sequence[Extension], *, scores: bool | Sequence[bool] = True
@@ -115,14 +126,15 @@ class RaggedModel:
         Returns:
             Logits ``[scored requests, V]`` after each request's last token; None if none is scored.
         """
-        keys = [extension.key for extension in extensions]
-        counts = [len(extension.tokens) for extension in extensions]
-        placed = self._places.continuing(keys, counts)
-        tokens = np.concatenate([np.asarray(e.tokens, dtype=np.int64) for e in extensions])
         is_scored = np.broadcast_to(scores, len(extensions))
-        logits = self._forward(tokens, placed, placed.last[is_scored])
-        self._places.commit(keys, counts)
+        last = np.cumsum([len(extension.tokens) for extension in extensions]) - 1
+        logits = self._extend(extensions, last[is_scored])
         return logits if is_scored.any() else None
+
+    @torch.inference_mode()
+    def extend_rows(self, extension: Extension, kept: IntArray) -> Tensor:
+        """Append tokens to one sequence; logits ``[len(kept), V]`` of those number ``kept``."""
+        return self._extend([extension], kept)
 
     @torch.inference_mode()
     def branch(self, requests: Sequence[Branches]) -> Tensor:
@@ -130,6 +142,15 @@ class RaggedModel:
         placed = self._places.branching(requests)
         tokens = np.concatenate([request.tokens_n for request in requests])
         return self._forward(tokens, placed, np.arange(len(tokens)))
+
+    def _extend(self, extensions: Sequence[Extension], kept: IntArray) -> Tensor:
+        keys = [extension.key for extension in extensions]
+        counts = [len(extension.tokens) for extension in extensions]
+        placed = self._places.continuing(keys, counts)
+        tokens = np.concatenate([np.asarray(e.tokens, dtype=np.int64) for e in extensions])
+        logits = self._forward(tokens, placed, kept)
+        self._places.commit(keys, counts)
+        return logits
 
     def _forward(self, tokens_R: IntArray, placed: PlacedRows, kept: IntArray) -> Tensor:
         """Logits ``[len(kept), V]`` of the kept rows, padding of the vocabulary cut off."""

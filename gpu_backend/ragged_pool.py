@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from torch import Tensor
 from echo_policies.errors import InputError
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
+from gpu_backend.prefix_backends.choice import AttentionName, choose_attention
+from gpu_backend.prefix_backends.layout import LayOut
 from gpu_backend.ragged_rows import RaggedRows
 from gpu_backend.sequence_pass import Padded
 from gpu_backend.sight import Sight
@@ -37,16 +40,19 @@ class Extension:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Tree rows of one request, behind its sequence; parents precede children."""
+    """Tree rows of one request that branch off its sequence; parents precede children."""
 
     key: int
     tokens_n: IntArray
     depth_n: IntArray
-    """0 is the first position behind the sequence."""
+    """0 is the first position behind what the row sees of the sequence."""
     place_n: IntArray
     """Which spare slot the row is written to; ascending."""
     above_nA: IntArray
     """Places of the row's branch in any order, its own included, padded with NO_ANCESTOR."""
+    visible_n: IntArray | None = None
+    """Tokens of the sequence that the row sees; None: all of them, so that it branches off its end.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,6 @@ class PlacedRows:
 
     rows: RaggedRows | WindowRows
     position_R: IntArray
-    last: IntArray
-    """Each request's last row."""
 
 
 class RaggedPool:
@@ -67,7 +71,14 @@ class RaggedPool:
     """
 
     def __init__(
-        self, pool: KvPool, *, query_heads: int, role: str, block: int | None, pads: bool | None
+        self,
+        pool: KvPool,
+        *,
+        query_heads: int,
+        role: str,
+        block: int | None,
+        pads: bool | None,
+        attention: AttentionName = "torch",
     ) -> None:
         """Start without requests.
 
@@ -78,11 +89,19 @@ class RaggedPool:
             block: slots of the largest request, for a layout that several can be read from at once.
             pads: gather what requests see and lay it out to the longest, instead of reading it in
                 place; by default on a GPU.
+            attention: what reads the sequences, if not torch.
+
+        Raises:
+            InputError: that attention was asked for by name and cannot be used.
         """
         self.table = SlotTable(pool.num_slots, block)
         self._pool = pool
         self._role = role
-        self._pads = pool.device.type == "cuda" if pads is None else pads
+        chosen = choose_attention(attention, pool.device, pool.dtype, pool.head_dim)
+        library = chosen.lay_out(pool, query_heads)
+        self._lay_out: LayOut = library or Padded.of
+        is_on_gpu = pool.device.type == "cuda" or library is not None
+        self._pads = is_on_gpu if pads is None else pads
         self._group_size = query_heads // pool.num_heads
 
     def require_room(self, num_tokens: int, tree_rows: int, limit: int | None = None) -> None:
@@ -108,6 +127,19 @@ class RaggedPool:
                 f"slots; one needs {slots}. Give the pool more slots or the request fewer tokens."
             )
 
+    def make_room(self, key: int, tree_rows: int) -> None:
+        """Let a request have so many tree rows in all; where the pool must grow, it doubles.
+
+        For a request whose tree has no known end: what is added is its alone, if it needs more
+        than it was given at admission.
+        """
+        missing = self.table.length(key) + tree_rows - self.table.capacity(key)
+        if missing <= 0:
+            return
+        added = max(missing, self.table.num_slots)
+        self._pool.grow(self.table.num_slots + added)
+        self.table.grow(key, added)
+
     def continuing(self, keys: Sequence[int], counts: Sequence[int]) -> PlacedRows:
         """Places of rows that continue sequences, at least one each; commit them afterwards."""
         table = self.table
@@ -118,9 +150,7 @@ class RaggedPool:
             for key, n, start in zip(keys, counts, starts, strict=True)
         ]
         positions = [s + np.arange(n) for s, n in zip(starts, counts, strict=True)]
-        return PlacedRows(
-            self._rows(write, sights), np.concatenate(positions), np.cumsum(counts) - 1
-        )
+        return PlacedRows(self._rows(write, sights), np.concatenate(positions))
 
     def commit(self, keys: Sequence[int], counts: Sequence[int]) -> None:
         """Make rows placed by :meth:`continuing` part of their sequences."""
@@ -145,14 +175,14 @@ class RaggedPool:
                     table.length(request.key),
                     table.seen(request.key, room),
                     None if continues else np.where(above_nA < 0, NO_ANCESTOR, spare[above_nA]),
+                    request.visible_n,
                 )
             )
-        positions = [table.length(r.key) + r.depth_n for r in requests]
-        return PlacedRows(
-            self._rows(write, sights),
-            np.concatenate(positions),
-            np.cumsum([len(request.tokens_n) for request in requests]) - 1,
-        )
+        positions = [
+            (table.length(r.key) if r.visible_n is None else r.visible_n) + r.depth_n
+            for r in requests
+        ]
+        return PlacedRows(self._rows(write, sights), np.concatenate(positions))
 
     def tensor(self, values: IntArray) -> Tensor:
         """Copy whole numbers to the pool's device."""
@@ -163,10 +193,14 @@ class RaggedPool:
         if not self._pads:
             return WindowRows.of(self._pool, write_R, sights, self._group_size)
         branches = [sight.branch_nA for sight in sights if sight.branch_nA is not None]
+        visible_R = _visible(sights)
+        lay_out = self._lay_out
+        if visible_R is not None:  # only torch can
+            lay_out = partial(Padded.of, visible_R=visible_R)
         return RaggedRows(
             pool=self._pool,
             write_R=write_R,
-            sequences=Padded.of(
+            sequences=lay_out(
                 [sight.first_pass for sight in sights],
                 [sight.num_rows for sight in sights],
                 self._pool.device,
@@ -181,10 +215,19 @@ def _is_chain(request: Branches) -> bool:
 
     Such rows continue the sequence, so one causal pass does for them.
     """
+    if request.visible_n is not None:
+        return False
     place_n = request.place_n
     seen_n = (request.above_nA != NO_ANCESTOR).sum(axis=1)
     is_consecutive = int(place_n[-1]) - int(place_n[0]) == len(place_n) - 1
     return is_consecutive and bool((seen_n == place_n + 1).all())
+
+
+def _visible(sights: list[Sight]) -> IntArray | None:
+    """How much of its request's sequence each row sees: int64 [R]; None: as the layout says."""
+    if all(sight.visible_n is None for sight in sights):
+        return None
+    return np.concatenate([sight.visible for sight in sights])
 
 
 def _stacked(branches: list[IntArray]) -> IntArray:

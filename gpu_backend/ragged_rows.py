@@ -1,6 +1,6 @@
-"""Attention of many requests' rows on a GPU, in one forward: each row meets its own request only.
+"""Attention of many requests' rows in one forward: each row meets its own request only.
 
-On a CPU :mod:`gpu_backend.window_rows` takes this place.
+Keys and values are gathered. In serving on a CPU :mod:`gpu_backend.window_rows` takes this place.
 
 Shape letters: R rows of all requests, A ancestors, h kv heads, g query heads per kv head,
 d head dimension.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpu_backend.attention import ancestor_pass, merge
 from gpu_backend.kv_pool import KvPool
-from gpu_backend.sequence_pass import Padded
+from gpu_backend.prefix_backends.layout import FirstPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class RaggedRows:
 
     - *Causal*: a request's rows continue its sequence. What it sees includes its own rows, and row
       i of n sees all but the last n - 1 - i of it. One pass.
-    - *Tree*: rows branch off the sequence. They see all of it, and through ``ancestors_RA`` their
-      own branch. Two passes, merged by log-sum-exp.
+    - *Tree*: rows branch off the sequence. They see what is before that, and through
+      ``ancestors_RA`` their own branch. Two passes, merged by log-sum-exp.
 
     No mask spans requests.
     """
@@ -32,7 +32,7 @@ class RaggedRows:
     pool: KvPool
     write_R: Tensor
     """int64: slot of every row."""
-    sequences: Padded
+    sequences: FirstPass
     """What each request's rows see of its sequence."""
     ancestors_RA: Tensor | None
     """int64: slots of each row's branch, the row's own included, padded with -1; None if causal."""

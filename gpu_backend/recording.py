@@ -18,12 +18,13 @@ from gpu_backend import library_versions, models
 from gpu_backend.answers import Answered, answer_all
 from gpu_backend.assembly import HeaderText, assemble
 from gpu_backend.config import DtypeName, RecordConfig
-from gpu_backend.draft_tree import DraftTree, prepare_draft
+from gpu_backend.draft_tree import DraftTree
 from gpu_backend.eagle3.head_files import is_head_folder
 from gpu_backend.eagle3.head_recording import HeadRecorder
 from gpu_backend.greedy import TargetOutput, decode_greedy, stop_tokens
 from gpu_backend.half_products import needs_widening
 from gpu_backend.lookup_trie import LookupTrie
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.node_trie import NodeTrie
 from gpu_backend.parts import PartStore
 from gpu_backend.prompts import Prompt, Question, load_questions, task_name

@@ -59,6 +59,7 @@ def time_run(
             factor=config.k_max_factor,
             clock=clock,
             vocab_size=pair.vocab_size,
+            attention=config.attention,
         )
     k_max = config.k_max if knee is None else knee.k_max
     assert k_max is not None, "given or measured"
@@ -74,6 +75,7 @@ def time_run(
         most_nodes=max(nodes),
         most_width=max(widths),
         clock=clock,
+        attention=config.attention,
     )
     costs = measure(context=context, knee=knee)
     if not writes_costs:

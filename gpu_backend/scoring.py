@@ -5,6 +5,7 @@ Shape letters: K rows, V vocabulary, k children.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +34,15 @@ class RowScores:
     """[K, k] log-probabilities, rounded; -inf where there is no token."""
     entropy: npt.NDArray[np.float16]
     """[K] nats."""
+
+    @staticmethod
+    def joined(parts: Sequence[RowScores]) -> RowScores:
+        """Rows behind one another."""
+        return RowScores(
+            np.concatenate([part.child_token for part in parts]),
+            np.concatenate([part.child_logp for part in parts]),
+            np.concatenate([part.entropy for part in parts]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from echo_policies.errors import InputError
 from gpu_backend.config import DtypeName
+from gpu_backend.prefix_backends.choice import AttentionName
 from gpu_backend.prompt_lookup import MATCH, MAX_NGRAM, MODEL_LEVELS, PROMPT_LOOKUP
 from gpu_backend.sampling import Sampling
 
@@ -46,6 +47,9 @@ class ServeConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**62, description="seed of sampling, arrivals and intervals")
     dtype: DtypeName = Field("float32", description="arithmetic of both models")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run")
+    attention: AttentionName = Field(
+        "auto", description="what reads the sequences on a CUDA device"
+    )
     k_max: int | None = Field(None, ge=0, description="candidate nodes per step; default: knee")
     k_max_factor: float = Field(1.25, ge=1, le=1000, description="the knee rule's factor")
     cap_all: bool = Field(default=False, description="clamp every policy to k_max")

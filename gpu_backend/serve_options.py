@@ -67,6 +67,12 @@ PenaltyOption = Annotated[float | None, typer.Option(help="Not supported: refuse
 SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling and intervals [0].")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32 (default), bfloat16 or float16.")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto (default), cpu or cuda.")]
+AttentionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="On CUDA: fa3, flashinfer, fa2, torch, or auto (default), the first that imports."
+    ),
+]
 KMaxOption = Annotated[
     int | None, typer.Option(help="Candidate nodes per batch step; default: timed knee.")
 ]
@@ -113,6 +119,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "seed": SeedOption,
     "dtype": DtypeOption,
     "device": DeviceOption,
+    "attention": AttentionOption,
     "k_max": KMaxOption,
     "k_max_factor": KMaxFactorOption,
     "cap_all": CapAllOption,

@@ -44,6 +44,7 @@ def head(result: ServeResult) -> list[str]:
     lines = [
         f"models    target {result.target.name}, draft {draft}; {config.dtype}",
         f"device    {result.device}",
+        f"attention {result.attention}",
         (
             f"requests  {result.num_requests}, {arrivals}; prompts of"
             f" {result.mean_prompt_tokens:.0f} tokens on average, up to {config.max_new_tokens} new"

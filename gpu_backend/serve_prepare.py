@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,10 @@ from echo_policies.api import Policy
 from gpu_backend import models
 from gpu_backend.cost_rows import cost_rows
 from gpu_backend.knee import Knee
+from gpu_backend.kv_pool import head_dim
 from gpu_backend.live_calibration import fit, warm_up
 from gpu_backend.measured_costs import MeasuredCosts
+from gpu_backend.prefix_backends.choice import AttentionName, choose_attention
 from gpu_backend.run_timing import time_run
 from gpu_backend.serve_config import ServeConfig
 from gpu_backend.serve_setup import (
@@ -69,6 +72,8 @@ class Prepared:
     target: ModelInfo
     draft: ModelInfo | None
     """None where no policy drafts."""
+    attention: str
+    """What reads the sequences, in words."""
 
     def label(self, policy: Policy, batch: PreparedBatch) -> str:
         """What progress calls a run."""
@@ -98,6 +103,7 @@ def prepare(
     policies = chosen_policies(config, config.batch_sizes[0])
     calibrates = not all(policy.is_calibrated for policy in policies)
     pair, tokenizer = load_pair(config, [model.path for model in located], device)
+    attention = describe_attention(config.attention, pair)
     workload = make_workload(config, pair, tokenizer, calibrates=calibrates)
     batches = [
         prepare_batch(config, pair, workload, size, writes_costs=writes_costs)
@@ -134,6 +140,7 @@ def prepare(
         calibration=calibration,
         target=target,
         draft=drafts[0] if drafts else None,
+        attention=attention,
     )
 
 
@@ -157,8 +164,31 @@ def prepare_batch(
         is_staged=config.mode == "staged",
         caps_all=config.cap_all,
         costs=timed.costs,
+        attention=config.attention,
     )
     return PreparedBatch(settings, timed.knee, timed.costs, timed.by_context, tuple(policies))
+
+
+def describe_attention(name: AttentionName, pair: ModelPair) -> str:
+    """Say in words what reads the sequences of target and draft.
+
+    Raises:
+        InputError: that attention was asked for by name and cannot be used.
+    """
+    chosen = partial(choose_attention, name)
+    target = chosen(pair.target.device, pair.target.dtype, head_dim(pair.target.config))
+    draft = target
+    if pair.draft is not None:
+        draft = chosen(pair.draft.device, pair.draft.dtype, head_dim(pair.draft.config))
+    elif pair.head is not None:
+        weight = next(pair.head.norm.parameters())
+        draft = chosen(weight.device, weight.dtype, head_dim(pair.head.config.layer_config))
+    used = target.name
+    if draft.name != target.name:
+        used = f"target {target.name}, draft {draft.name}"
+    # On a CPU nobody expects one of the libraries.
+    passed_over = target.passed_over if pair.target.device.type == "cuda" else ()
+    return "; ".join([used, *passed_over])
 
 
 def written_costs(config: ServeConfig, ready: Prepared) -> str:

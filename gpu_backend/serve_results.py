@@ -88,6 +88,8 @@ class ServeResult(_Frozen):
     """How the files of an EAGLE-3 head were understood; empty without one."""
     device: str
     """In words, such as ``cpu (no CUDA device), x86_64, 2 threads``."""
+    attention: str
+    """What read the sequences, in words, such as ``fa3``."""
     versions: dict[str, str]
     num_requests: int
     mean_prompt_tokens: float

@@ -91,6 +91,7 @@ def serve_policies(
         draft=ready.draft,
         head=ready.pair.head_summary,
         device=describe_device(ready.device),
+        attention=ready.attention,
         versions=library_versions(),
         num_requests=len(ready.workload.requests),
         mean_prompt_tokens=ready.workload.mean_prompt,

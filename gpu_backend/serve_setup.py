@@ -19,10 +19,11 @@ from echo_policies.session import widest_plan
 from gpu_backend import models
 from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.config import build_config
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head_files import is_head_folder
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.greedy import stop_tokens
+from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.prefix_backends.choice import choose_attention
 from gpu_backend.prompts import Prompt, load_prompts, task_name
 from gpu_backend.sampling import request_seed
 from gpu_backend.serve_config import ServeConfig
@@ -112,10 +113,11 @@ def models_needed(config: ServeConfig) -> list[str]:
     What can be refused without them is refused here, so that it costs no download.
 
     Raises:
-        InputError: the device or a policy cannot be used.
+        InputError: the device, the attention or a policy cannot be used.
         SignalError: a policy asks for what prompt lookup does not propose.
     """
-    choose_device(config)
+    device = choose_device(config)
+    choose_attention(config.attention, device, getattr(torch, config.dtype))
     policies = chosen_policies(config, config.batch_sizes[0])
     for policy in policies:
         objection = lookup_objection(widest_plan(policy)) if config.looks_up else None

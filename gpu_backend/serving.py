@@ -13,6 +13,7 @@ from gpu_backend.eagle3.drafter import EagleDrafter
 from gpu_backend.eagle3.ragged_head import RaggedHead
 from gpu_backend.engine import Engine, EngineOptions
 from gpu_backend.lookup_drafter import LookupDrafter
+from gpu_backend.prefix_backends.choice import AttentionName
 from gpu_backend.prompt_lookup import MATCH, MODEL_LEVELS
 from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.sampling import TokenRule
@@ -66,6 +67,8 @@ class ServeSettings:
     caps_all: bool = False
     costs: CostView | None = None
     """What policies may know of costs; None where nothing was timed."""
+    attention: AttentionName = "torch"
+    """What reads the sequences, of target and draft each."""
 
 
 def build_engine(
@@ -81,7 +84,7 @@ def build_engine(
 
     Raises:
         SignalError: the policy needs what the drafter cannot give, such as a draft model.
-        InputError: the policy is not calibrated.
+        InputError: the policy is not calibrated, or the attention cannot be used.
     """
     plan = widest_plan(policy) if policy.is_calibrated else DraftPlan(0)
     drafter = _drafter(pair, plan, settings)
@@ -95,6 +98,7 @@ def build_engine(
         num_slots=_pool_slots(settings, tree_rows),
         block=settings.max_tokens + tree_rows,
         role="target",
+        attention=settings.attention,
         taps=drafter.taps,
     )
     return Engine(
@@ -143,12 +147,17 @@ def _model_drafter(pair: ModelPair, rows: int, settings: ServeSettings) -> TreeD
     """Drafter of the pair's head or draft model; None without one."""
     slots, block = _pool_slots(settings, rows), settings.max_tokens + rows
     if pair.head is not None:
-        head = RaggedHead(pair.head, num_slots=slots, block=block)
+        head = RaggedHead(pair.head, num_slots=slots, block=block, attention=settings.attention)
         return EagleDrafter(head, settings.num_slots, tree_rows=rows)
     if pair.draft is None:
         return None
     draft = RaggedModel(
-        pair.draft, vocab_size=pair.vocab_size, num_slots=slots, block=block, role="draft"
+        pair.draft,
+        vocab_size=pair.vocab_size,
+        num_slots=slots,
+        block=block,
+        role="draft",
+        attention=settings.attention,
     )
     return BatchDrafter(draft, settings.num_slots, tree_rows=rows)
 

@@ -61,7 +61,7 @@ class Window:
         """Which row sees which of the first ``size`` slots: bool [n, size]."""
         sight = self.sight
         sees_nW = np.zeros((sight.num_rows, size), dtype=bool)
-        sees_nW[:, self._columns(sight.slots[: sight.num_committed])] = True
+        sees_nW[:, self._columns(sight.slots[: sight.num_committed])] = sight.sees_sequence
         if sight.branch_nA is None:
             own = self._columns(sight.slots[sight.num_committed :])
             sees_nW[:, own] = np.tri(sight.num_rows, len(own), len(own) - sight.num_rows)

@@ -13,12 +13,12 @@ from torch import Tensor
 from gpu_backend import models
 from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.config import RecordConfig
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head import Eagle3Head
 from gpu_backend.eagle3.head_tree import HeadTree
 from gpu_backend.eagle3.head_trie import HeadTrie
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.greedy import TargetOutput
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.prompts import Prompt
 from gpu_backend.ragged_model import Extension, RaggedModel
 from gpu_backend.recorder import RequestArrays, record_positions
@@ -32,7 +32,7 @@ class HeadRecorder:
     """A head, the target whose features it reads, and what to record."""
 
     target: PreTrainedModel
-    """Prepared by :func:`gpu_backend.draft_tree.prepare_draft`."""
+    """Prepared by :func:`gpu_backend.model_preparation.prepare_draft`."""
     head: Eagle3Head
     """Made for tree attention."""
     config: RecordConfig

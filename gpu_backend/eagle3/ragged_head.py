@@ -16,6 +16,7 @@ from torch import Tensor
 from gpu_backend.eagle3.head import Eagle3Head
 from gpu_backend.kv_pool import KvPool
 from gpu_backend.kv_slots import SlotTable
+from gpu_backend.prefix_backends.choice import AttentionName
 from gpu_backend.ragged_pool import Branches, IntArray, PlacedRows, RaggedPool
 
 
@@ -53,6 +54,7 @@ class RaggedHead:
         num_slots: int,
         block: int | None = None,
         pads: bool | None = None,
+        attention: AttentionName = "torch",
     ) -> None:
         """Allocate the pool; nothing is computed.
 
@@ -61,6 +63,10 @@ class RaggedHead:
             num_slots: pairs of all requests, tree rows included, that the pool holds.
             block: slots of the largest request; see :class:`gpu_backend.ragged_pool.RaggedPool`.
             pads: see there.
+            attention: likewise.
+
+        Raises:
+            InputError: that attention was asked for by name and cannot be used.
         """
         # Linear layers may hold wider weights than the head computes with; norms do not.
         weight = next(head.norm.parameters())
@@ -72,6 +78,7 @@ class RaggedHead:
             role="draft",
             block=block,
             pads=pads,
+            attention=attention,
         )
 
     @property
@@ -97,6 +104,10 @@ class RaggedHead:
         """
         self._places.require_room(num_tokens, tree_rows)
 
+    def make_room(self, key: int, tree_rows: int) -> None:
+        """Let a request have so many tree rows in all; the pool grows where it must."""
+        self._places.make_room(key, tree_rows)
+
     @torch.inference_mode()
     def extend(self, runs: Sequence[PairRun], *, scores: bool = True) -> HeadRows | None:
         """Append pairs to sequences.
@@ -104,13 +115,14 @@ class RaggedHead:
         Returns:
             What is said of each request's last pair; None unless ``scores``.
         """
-        keys, counts = [run.key for run in runs], [len(run.tokens) for run in runs]
-        placed = self._places.continuing(keys, counts)
-        tokens = np.concatenate([np.asarray(run.tokens, dtype=np.int64) for run in runs])
-        hidden_Rh = self._head.fuse(torch.cat([run.features_nF for run in runs]))
-        said = self._forward(tokens, hidden_Rh, placed, placed.last if scores else placed.last[:0])
-        self._places.commit(keys, counts)
+        last = np.cumsum([len(run.tokens) for run in runs]) - 1
+        said = self._extend(runs, last if scores else last[:0])
         return said if scores else None
+
+    @torch.inference_mode()
+    def extend_rows(self, run: PairRun, kept: IntArray) -> HeadRows:
+        """Append pairs to one sequence; what is said of those number ``kept``."""
+        return self._extend([run], kept)
 
     @torch.inference_mode()
     def branch(self, requests: Sequence[Branches], fed_Rh: Tensor) -> HeadRows:
@@ -130,6 +142,15 @@ class RaggedHead:
         size = self._head.config.hidden_size
         weight = next(self._head.norm.parameters())
         return self.branch(requests, weight.new_zeros((num_rows, size)))
+
+    def _extend(self, runs: Sequence[PairRun], kept: IntArray) -> HeadRows:
+        keys, counts = [run.key for run in runs], [len(run.tokens) for run in runs]
+        placed = self._places.continuing(keys, counts)
+        tokens = np.concatenate([np.asarray(run.tokens, dtype=np.int64) for run in runs])
+        hidden_Rh = self._head.fuse(torch.cat([run.features_nF for run in runs]))
+        said = self._forward(tokens, hidden_Rh, placed, kept)
+        self._places.commit(keys, counts)
+        return said
 
     def _forward(
         self, tokens_R: IntArray, hidden_Rh: Tensor, placed: PlacedRows, kept: IntArray

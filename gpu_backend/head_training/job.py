@@ -15,7 +15,6 @@ import torch
 
 from echo_policies.errors import InputError
 from gpu_backend import library_versions, models
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head import Eagle3Head
 from gpu_backend.eagle3.writing import save_head
 from gpu_backend.greedy import stop_tokens
@@ -35,6 +34,7 @@ from gpu_backend.head_training.self_text import (
 from gpu_backend.head_training.start import frequent_tokens, head_config, new_head, taps_of
 from gpu_backend.head_training.trainer import Epoch, Trainer
 from gpu_backend.job_folder import claim_folder
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.serving import ModelPair
 
 if TYPE_CHECKING:

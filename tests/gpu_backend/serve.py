@@ -4,7 +4,7 @@ import torch
 
 from echo_policies.gates.confidence import ConfidenceGate
 from echo_policies.registry import parse
-from gpu_backend.draft_tree import prepare_draft
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.sampling import Sampling, choose, request_seed
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest

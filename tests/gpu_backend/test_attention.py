@@ -1,17 +1,20 @@
 """Tree attention equals dense attention over each row's own text."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_policies.errors import InputError
-from gpu_backend.attention import TreeRows, merge, tree_attention
-from gpu_backend.draft_tree import prepare_draft
-from gpu_backend.kv_store import KvStore
+from gpu_backend.attention import merge, tree_attention
+from gpu_backend.kv_pool import KvPool
+from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.new_nodes import NewNodes
+from gpu_backend.ragged_pool import NO_ANCESTOR, RaggedPool
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
-HEADS, GROUPS, DIM, LAYER = 2, 3, 4, 1
+HEADS, GROUPS, DIM, LAYER, KEY = 2, 3, 4, 1, 5
 
 
 class Layer(torch.nn.Module):
@@ -25,15 +28,12 @@ def rows(count, seed):
     return query, key, value
 
 
-def new_store(prefix):
-    return KvStore(
-        2,
-        HEADS,
-        DIM,
-        prefix_capacity=prefix,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+def new_places(prefix, pads):
+    """A pool with just enough room for one request's prefix."""
+    pool = KvPool(2, HEADS, DIM, num_slots=prefix, dtype=torch.float32, device=torch.device("cpu"))
+    places = RaggedPool(pool, query_heads=HEADS * GROUPS, role="draft", block=None, pads=pads)
+    assert places.table.reserve(KEY, prefix)
+    return places
 
 
 def dense(query, keys, values):
@@ -46,51 +46,45 @@ def dense(query, keys, values):
     return torch.stack(out)
 
 
+@pytest.mark.parametrize("pads", [True, False], ids=["gathered", "in place"])
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 5), st.data())
-def test_equals_dense_attention(prefix, first, second, data):
-    store = new_store(prefix)
+def test_rows_at_many_positions_equal_dense_attention(pads, prefix, first, second, data):
+    """A prefix, tree rows that see some of it, and rows below those; the pool grows on the way."""
+    places = new_places(prefix, pads)
     q0, k0, v0 = rows(prefix, 0)
-    own = TreeRows.build(store, torch.arange(prefix) + 1, None, torch.float32)
-    out, _ = tree_attention(Layer(), q0, k0, v0, None, scaling=0.5, tree_rows=own)
-    store.commit_prefix(prefix)
+    placed = places.continuing([KEY], [prefix])
+    out, _ = tree_attention(Layer(), q0, k0, v0, None, scaling=0.5, tree_rows=placed.rows)
+    places.commit([KEY], [prefix])
+    sequence = [k0[0].transpose(0, 1), v0[0].transpose(0, 1)]
     for row in range(prefix):
-        seen = slice(0, row + 1)
-        expected = dense(
-            q0[0, :, row], k0[0, :, seen].transpose(0, 1), v0[0, :, seen].transpose(0, 1)
-        )
+        expected = dense(q0[0, :, row], *(part[: row + 1] for part in sequence))
         torch.testing.assert_close(out[0, row], expected)
 
-    branches = []
-    all_keys, all_values = [], []
-    for count in (first, second):
-        if not count:
-            continue
+    branches, tree = [], [[], []]
+    for count in filter(None, (first, second)):
         q, k, v = rows(count, count)
-        start = store.num_tree
+        start = len(branches)
         above = [data.draw(st.sampled_from(branches)) if start else [] for _ in range(count)]
-        lengths = torch.tensor([data.draw(st.integers(1, prefix)) for _ in range(count)])
-        own_branches = [[start + i, *above[i]] for i in range(count)]
-        width = max(map(len, own_branches))
-        index = torch.tensor([[*b, *[-1] * (width - len(b))] for b in own_branches])
-        store.reserve_tree(count)
-        tree_rows = TreeRows.build(store, lengths, index, torch.float32)
-        out, _ = tree_attention(Layer(), q, k, v, None, scaling=0.5, tree_rows=tree_rows)
-        store.commit_tree(count)
-        all_keys += list(k[0].transpose(0, 1))
-        all_values += list(v[0].transpose(0, 1))
+        visible = np.array([data.draw(st.integers(1, prefix)) for _ in range(count)])
+        width = max(map(len, above))
+        above_KA = np.array([[*a, *[NO_ANCESTOR] * (width - len(a))] for a in above], dtype=int)
+        nodes = NewNodes(start, np.zeros(count, dtype=int), visible, above_KA)
+        places.make_room(KEY, nodes.end_row)
+        places.table.check_integrity([KEY])
+        ((_, asked),) = nodes.chunks(KEY, 100)
+        placed = places.branching([asked])
+        out, _ = tree_attention(Layer(), q, k, v, None, scaling=0.5, tree_rows=placed.rows)
+        tree[0] += list(k[0].transpose(0, 1))
+        tree[1] += list(v[0].transpose(0, 1))
         for i in range(count):
-            keys = [
-                *k0[0, :, : lengths[i]].transpose(0, 1),
-                *(all_keys[j] for j in own_branches[i]),
+            assert placed.position_R[i] == visible[i] + len(above[i])
+            seen = [
+                torch.stack([*part[: visible[i]], *(held[j] for j in [start + i, *above[i]])])
+                for part, held in zip(sequence, tree, strict=True)
             ]
-            values = [
-                *v0[0, :, : lengths[i]].transpose(0, 1),
-                *(all_values[j] for j in own_branches[i]),
-            ]
-            expected = dense(q[0, :, i], torch.stack(keys), torch.stack(values))
-            torch.testing.assert_close(out[0, i], expected)
-        branches += own_branches
+            torch.testing.assert_close(out[0, i], dense(q[0, :, i], *seen))
+        branches += [[start + i, *above[i]] for i in range(count)]
 
 
 def test_merge_of_far_apart_sums():
@@ -98,19 +92,6 @@ def test_merge_of_far_apart_sums():
     a, b = torch.ones(1, 1, 1, 2), torch.zeros(1, 1, 1, 2)
     out = merge(a, torch.full((1, 1, 1), 500.0), b, torch.full((1, 1, 1), -500.0))
     assert torch.equal(out, a)
-
-
-def test_store_keeps_its_rows_when_it_grows():
-    store = new_store(1)
-    _, key, value = rows(700, 1)
-    for _ in range(3):
-        store.reserve_tree(700)
-        for layer in range(2):
-            store.write_tree(layer, key[0], value[0])
-        store.commit_tree(700)
-    keys, values = store.gather(0, torch.arange(2100)[None])
-    assert torch.equal(keys[0], key[0].transpose(0, 1).repeat(3, 1, 1))
-    assert torch.equal(values[0], value[0].transpose(0, 1).repeat(3, 1, 1))
 
 
 def test_sliding_window_is_refused():
@@ -122,6 +103,6 @@ def test_sliding_window_is_refused():
 def test_variants_of_attention_are_refused():
     """A model whose scores are capped would otherwise be recorded without its cap."""
     query, key, value = rows(2, 0)
-    own = TreeRows.build(new_store(2), torch.arange(2) + 1, None, torch.float32)
+    own = new_places(2, pads=True).continuing([KEY], [2]).rows
     with pytest.raises(InputError, match="no softcap"):
         tree_attention(Layer(), query, key, value, None, scaling=1, tree_rows=own, softcap=30.0)

@@ -11,9 +11,10 @@ from echo_policies.registry import parse
 from echo_policies.session import open_session
 from gpu_backend.answers import Answered
 from gpu_backend.assembly import HeaderText, assemble
-from gpu_backend.draft_tree import DraftTree, prepare_draft
+from gpu_backend.draft_tree import DraftTree
 from gpu_backend.drafter import DraftModelDrafter, TextVerifier
 from gpu_backend.greedy import TargetOutput
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.node_trie import NodeTrie
 from gpu_backend.prompts import Prompt
 from gpu_backend.recording import record_request

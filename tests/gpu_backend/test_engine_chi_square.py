@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from gpu_backend import serving
-from gpu_backend.draft_tree import prepare_draft
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.sampling import Sampling
 from gpu_backend.serve_loop import serve_all
 from gpu_backend.serving import ModelPair

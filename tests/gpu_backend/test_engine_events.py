@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echo_policies.errors import InputError, SignalError
-from gpu_backend.draft_tree import prepare_draft
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from gpu_backend import half_products
-from gpu_backend.draft_tree import DraftTree, prepare_draft
+from gpu_backend.draft_tree import DraftTree
 from gpu_backend.half_products import product, widen_linear_layers
+from gpu_backend.model_preparation import prepare_draft
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
 TEXT = torch.tensor([[5, 9, 13, 2, 7, 30, 41]])

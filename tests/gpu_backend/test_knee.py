@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.knee import NODES_PER_REQUEST, Knee, measure_knee
+from gpu_backend.model_preparation import prepare_draft
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
 

@@ -40,6 +40,22 @@ def test_rows_beyond_the_reservation_are_refused():
         table.spare(1, 3)
 
 
+def test_a_request_can_grow_beside_others():
+    """Kind: growth that moves committed slots, or lends new ones to a request that has left."""
+    table = SlotTable(10, block=5)
+    table.reserve(0, 5)
+    table.reserve(1, 5)
+    table.commit(0, [0, 1, 2])
+    before = table.seen(0, 2).tolist()
+    table.grow(0, 4)
+    assert (table.num_slots, table.num_free, table.capacity(0)) == (14, 0, 9)
+    assert table.seen(0, 2).tolist() == before
+    assert len(table.spare(0, 6)) == 6
+    table.check_integrity([0, 1])
+    table.release(0)
+    assert table.num_free == 9
+
+
 @given(st.lists(st.integers(0, 2**32), max_size=60))
 def test_no_slot_leaks_or_is_shared(draws):
     """Kind: a slot lost or owned twice after any order of admissions, commits and releases."""

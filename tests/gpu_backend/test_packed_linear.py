@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gpu_backend import packed_linear
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.half_products import widen_linear_layers
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.packed_linear import PackedLinear, can_pack, pack_linear_layers
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_backend.draft_tree import prepare_draft
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.ragged_model import Branches, Extension, RaggedModel
 from gpu_backend.tree_layout import NO_PARENT, TreeRows, ancestors
 from tests.gpu_backend.tiny import VOCAB, tiny_model
@@ -122,6 +122,51 @@ def test_tree_layers_over_several_forwards(models, pads):
     )
     for row, text in zip(logits, [[5, 6, 7, 12, 21], [5, 6, 7, 11, 22], [9, 13, 23]], strict=True):
         near(row, plain_logits(plain, text))
+
+
+def test_rows_branch_off_where_they_say(models, pads):
+    """Recording's rows beside serving's: at many positions of a sequence, and at its end."""
+    plain, prepared = models
+    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=12, pads=pads)
+    text = [5, 6, 7, 8, 9]
+    assert ragged.table.reserve(0, 5)
+    assert ragged.table.reserve(1, 5)
+    ragged.extend([Extension(0, text), Extension(1, [3, 4])])
+    ragged.make_room(0, 4)
+    two = np.array([[1, -1], [0, -1]])
+
+    def rows(tokens, depth, place, above, visible):
+        arrays = (np.array(part) for part in (tokens, depth, place, above, visible))
+        return Branches(0, *arrays)
+
+    at_end = TreeRows(np.array([8, 9]), np.array([NO_PARENT, 0]), np.array([0, 1])).branches(1)
+    first = rows([11, 12], [0, 0], [0, 1], [[0], [1]], [1, 4])
+    second = rows([21, 22], [1, 1], [2, 3], np.column_stack([[2, 3], two]), [4, 1])
+    logits = torch.cat([ragged.branch([first, at_end]), ragged.branch([second])])
+    for row, seen in zip(
+        logits,
+        [
+            [*text[:1], 11],
+            [*text[:4], 12],
+            [3, 4, 8],
+            [3, 4, 8, 9],
+            [*text[:4], 12, 21],
+            [*text[:1], 11, 22],
+        ],
+        strict=True,
+    ):
+        near(row, plain_logits(plain, seen))
+
+
+def test_chosen_rows_of_an_extension(models, pads):
+    plain, prepared = models
+    ragged = RaggedModel(prepared, vocab_size=VOCAB, num_slots=12, pads=pads)
+    ragged.table.reserve(0, 12)
+    text = [5, 6, 7, 8, 9, 10]
+    assert len(ragged.extend_rows(Extension(0, text[:2]), np.arange(0))) == 0
+    logits = ragged.extend_rows(Extension(0, text[2:]), np.array([1, 3]))
+    for row, count in zip(logits, (4, 6), strict=True):
+        near(row, plain_logits(plain, text[:count]))
 
 
 def test_branch_without_a_sequence(models, pads):

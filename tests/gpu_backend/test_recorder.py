@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.config import RecordConfig
-from gpu_backend.draft_tree import prepare_draft
+from gpu_backend.draft_tree import DraftTree
 from gpu_backend.greedy import TargetOutput
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.prompts import Prompt
+from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.recording import record_request
 from tests.gpu_backend.reference import PlainDraft, check_position
 from tests.gpu_backend.tiny import VOCAB, tiny_model
@@ -150,14 +152,12 @@ def test_chunks_do_not_matter():
 
 def test_nodes_are_shared_between_positions(monkeypatch):
     """A node that two positions reach, on or off the path, is computed once."""
-    from gpu_backend.draft_tree import DraftTree
-
     rows = []
     expand = DraftTree.expand
 
-    def counting(self, tokens, prefix_len, ancestors):
-        rows.append(len(tokens))
-        return expand(self, tokens, prefix_len, ancestors)
+    def counting(self, nodes):
+        rows.append(len(nodes.tokens_K))
+        return expand(self, nodes)
 
     monkeypatch.setattr(DraftTree, "expand", counting)
     plain = PlainDraft(tiny_model(seed=3), VOCAB)
@@ -167,6 +167,33 @@ def test_nodes_are_shared_between_positions(monkeypatch):
     config = small_config(beam_width=1, levels=4)
     recorded(config, text[len(PROMPT) :], 8)
     assert sum(rows) == 0  # the draft agrees everywhere, so beam and chain never leave the path
+
+
+def test_forwards_are_as_few_as_their_rows_allow(monkeypatch):
+    """Kind: a forward for a position or a depth of a chunk, where rows of all could share one."""
+    nodes, rows = [], []
+    expand, forward = DraftTree.expand, RaggedModel._forward
+
+    def asking(self, new):
+        nodes.append(len(new.tokens_K))
+        # So that few chunks are laid out to the longest prefix.
+        assert (np.diff(new.visible_K) >= 0).all()
+        return expand(self, new)
+
+    def counting(self, tokens, placed, kept):
+        rows.append(len(tokens))
+        return forward(self, tokens, placed, kept)
+
+    monkeypatch.setattr(DraftTree, "expand", asking)
+    monkeypatch.setattr(RaggedModel, "_forward", counting)
+    output = mostly_agreeing(PlainDraft(tiny_model(seed=3), VOCAB), 15)
+    chunk = 8
+    recorded(small_config(row_chunk=chunk), output, 8)
+    assert max(nodes) > chunk
+    expected = []
+    for count in [len(PROMPT) + 15, *nodes]:
+        expected += [chunk] * (count // chunk) + [count % chunk] * (count % chunk > 0)
+    assert rows == expected
 
 
 def test_half_precision_is_near():

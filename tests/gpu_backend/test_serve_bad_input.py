@@ -149,6 +149,19 @@ def test_cuda_where_there_is_none(given):
     assert "device: cuda needs a CUDA device" in sentence(given, "--device", "cuda")
 
 
+@pytest.mark.parametrize("name", ["fa3", "flashinfer", "fa2"])
+def test_attention_that_needs_a_gpu(given, name):
+    """It is refused before a model is looked for."""
+    asked = ["--attention", name, "--device", "cpu", "--dtype", "bfloat16"]
+    said = sentence(given, *asked, "--target", str(given / "gone"))
+    assert f"attention: {name} needs a CUDA device; the model runs on cpu. Use --atte" in said
+
+
+def test_attention_that_does_not_exist(given):
+    said = sentence(given, "--attention", "fa9")
+    assert "attention: Input should be 'auto', 'torch', 'fa3', 'flashinfer' or 'fa2'" in said
+
+
 @pytest.mark.parametrize(
     "option",
     ["--stop", "--grammar", "--prefix-cache", "--presence-penalty", "--prompt-logprobs", "--tp"],

@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from gpu_backend import capture, serve_defaults, serve_run, serve_start
 from gpu_backend.cli import app
+from gpu_backend.prefix_backends import choice, flashinfer
 from gpu_backend.sources.locate import LocatedModel
 from simulator.cost.step_group import select_rows
 from simulator.cost.step_rows import read_step_rows
+from tests.gpu_backend.fake_attention import FAKES, num_calls
 from tests.gpu_backend.tiny import save_model, tiny_tokenizer, write_prompts
 
 
@@ -61,6 +63,30 @@ def test_table_and_file(pair, tmp_path):
     assert rows[0]["summary"]["mat"] == 1
     assert rows[1]["summary"]["k_per_step"] > 0
     assert batch["k_max_rule"] == "given"
+    assert content["attention"] == "torch"
+    assert "attention torch\n" in result.output
+
+
+@pytest.mark.parametrize("name", ["fa3", "flashinfer", "fa2"])
+def test_attention_by_a_library(pair, tmp_path, monkeypatch, name):
+    """A stand-in, as if this machine had a GPU and the library: named, and with torch's tokens."""
+    module = FAKES[name]()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(choice, "_objection", lambda *_: None)
+    monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 2**20)
+    told = []
+    for attention in ("torch", name):
+        out = tmp_path / f"{attention}.json"
+        asked = ["--policy", "chain:levels=2", "--attention", attention, "--json", str(out)]
+        result = run([*pair, *asked])
+        assert result.exit_code == 0, result.output
+        assert f"attention {attention}\n" in result.output
+        content = json.loads(out.read_text())
+        assert content["attention"] == content["config"]["attention"] == attention
+        rows = content["batches"][0]["rows"]
+        told.append([[request["tokens"] for request in row["requests"]] for row in rows])
+    assert told[0] == told[1]
+    assert num_calls(module) > 0
 
 
 def test_costs_are_timed_for_whoever_weighs_them_and_written(pair, tmp_path):

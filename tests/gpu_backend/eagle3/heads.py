@@ -2,9 +2,9 @@
 
 import torch
 
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head import Eagle3Head
 from gpu_backend.eagle3.head_config import HeadConfig, default_taps
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.serving import ModelPair
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 

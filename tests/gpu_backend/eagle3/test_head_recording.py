@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from gpu_backend.attention import ATTENTION_NAME
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.eagle3.head_recording import HeadRecorder, target_features
 from gpu_backend.greedy import TargetOutput
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.prompts import Prompt
 from tests.gpu_backend.eagle3.heads import (
     DRAFTED,

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from echo_policies.errors import InputError
 from gpu_backend import models
 from gpu_backend.cli import app
-from gpu_backend.draft_tree import prepare_draft
 from gpu_backend.head_training.config import train_config
 from gpu_backend.head_training.features import load_examples, read_features, save_examples
 from gpu_backend.head_training.self_text import (
@@ -25,6 +24,7 @@ from gpu_backend.head_training.self_text import (
 )
 from gpu_backend.head_training.start import frequent_tokens, head_config, new_head, taps_of
 from gpu_backend.head_training.trainer import Trainer
+from gpu_backend.model_preparation import prepare_draft
 from gpu_backend.serving import ModelPair
 from tests.gpu_backend.tiny import STOP, VOCAB, save_model, tiny_model, tiny_tokenizer
 
