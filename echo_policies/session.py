@@ -135,7 +135,7 @@ class Session:
         )
 
     def _clamp(self, ctx: StepContext, forest: Forest, keep_BN: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.caps_all:
+        if not self.caps_all or keep_BN.numel() <= ctx.k_max:
             return keep_BN, keep_BN.new_zeros(())
         return clamp_to_k_max(forest, keep_BN, ctx.k_max), keep_BN.sum() > ctx.k_max
 

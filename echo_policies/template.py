@@ -89,6 +89,13 @@ class RankTemplate:
         """Nodes that must be expanded to reveal each depth, depth 1 first."""
         return (1, *(len(set(self.parents[layer])) for layer in self.layers[1:]))
 
+    def expanded_in_layers(self, device: torch.device) -> tuple[Tensor, ...]:
+        """int64 [F] of every depth but the last: places of nodes with children; one copy."""
+        nodes = sorted(set(self.parents) - {-1})
+        places = [node - self.layers[self.depths[node] - 1].start for node in nodes]
+        place_N = torch.tensor(places, dtype=torch.int64, device=device)
+        return torch.split(place_N, list(self.expanded[1:]))
+
     def parents_in_layer(self, depth: int, device: torch.device) -> Tensor:
         """int64 [W]: each depth-``depth`` node's parent, as an index into the layer above."""
         layer, above = self.layers[depth - 1], self.layers[depth - 2]

@@ -79,10 +79,9 @@ def tree_attention(
     assert attention_mask is None
     _require_plain(variant)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    heads, rows, dim = key.shape[1:]
-    query_hgKd = query[0].view(heads, -1, rows, dim) * scaling
+    query_hgKd = torch.unflatten(query[0], 0, (key.shape[1], -1)) * scaling
     out = tree_rows.attend(layer, query_hgKd, key[0], value[0])
-    return out.permute(2, 0, 1, 3).reshape(1, rows, -1, dim), None
+    return out.flatten(0, 1).transpose(0, 1)[None], None
 
 
 def ancestor_pass(

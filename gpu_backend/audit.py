@@ -1,31 +1,26 @@
 """Audit of a run's outputs: the plain model must have said every token, or nearly so.
 
-After a greedy run every output is given to the model as it comes from its library, with its own
-attention, in one causal forward. Each token must be the argmax where it stands, or lie so little
-below it that rounding explains the choice. That holds of an engine in any arithmetic, where token
-for token equality with another run does not.
+After a greedy run every output is given to the model as it comes from its library, with attention
+and layers of its own, in one causal forward. Each token must be the argmax where it stands, or lie
+so little below it that rounding explains the choice. That holds of an engine in any arithmetic,
+where token for token equality with another run does not.
 
-Shape letters: n output tokens, V vocabulary.
+Shape letters: n output tokens, V real tokens of the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.serving_batch import Finished
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-PLAIN_ATTENTION: Final = "sdpa"
-"""Attention of the model's library, which knows nothing of trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +80,19 @@ class AuditReport:
 
 
 def audit_outputs(
-    model: PreTrainedModel, finished: Sequence[Finished], margin: Margin
+    model: PreTrainedModel, vocab_size: int, finished: Sequence[Finished], margin: Margin
 ) -> AuditReport:
     """Hold the outputs of a greedy run against the plain model.
 
     Args:
-        model: the target, prepared for serving; so it is again afterwards.
+        model: the target as it was loaded, not prepared for serving.
+        vocab_size: its real tokens; nothing else can be said.
         finished: requests that left the engine; one without output is passed over.
         margin: what counts as a near-tie.
     """
     audited = [done for done in finished if done.output]
-    with _plain_attention(model), torch.inference_mode():
-        choices = [choice for done in audited for choice in _choices(model, done)]
+    with torch.inference_mode():
+        choices = [choice for done in audited for choice in _choices(model, vocab_size, done)]
     is_tie = [margin.allows(choice.gap, choice.best) for choice in choices]
     return AuditReport(
         requests=len(audited),
@@ -106,11 +102,11 @@ def audit_outputs(
     )
 
 
-def _choices(model: PreTrainedModel, done: Finished) -> Iterator[Choice]:
+def _choices(model: PreTrainedModel, vocab_size: int, done: Finished) -> Iterator[Choice]:
     """Tokens of one output that are not the argmax of the logits before them."""
     text = torch.tensor([[*done.request.prompt, *done.output[:-1]]], device=model.device)
     count = len(done.output)
-    logits_nV = model(text, use_cache=False, logits_to_keep=count).logits[0].float()
+    logits_nV = model(text, use_cache=False, logits_to_keep=count).logits[0, :, :vocab_size].float()
     token_n = torch.tensor(done.output, device=model.device)
     best_n, best_token_n = logits_nV.max(dim=1)
     gap_n = best_n - logits_nV.gather(1, token_n[:, None])[:, 0]
@@ -128,13 +124,3 @@ def _choices(model: PreTrainedModel, done: Finished) -> Iterator[Choice]:
 def _places(gap_n: Tensor) -> list[int]:
     """Where a token is not as good as the best one; equals of a lower token id count as ties."""
     return (gap_n > 0).nonzero()[:, 0].tolist()
-
-
-@contextmanager
-def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Give the model its library's attention for a while."""
-    model.set_attn_implementation(PLAIN_ATTENTION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)

@@ -34,6 +34,7 @@ def _audit(given: GivenOptions) -> int:
     from gpu_backend.run_loop import RunLoop
     from gpu_backend.serve_loop import serve_all
     from gpu_backend.serve_prepare import prepare
+    from gpu_backend.serve_setup import load_on_device
     from gpu_backend.serving import build_engine
 
     if given.sampling["temperature"]:
@@ -45,15 +46,16 @@ def _audit(given: GivenOptions) -> int:
     runs: list[AuditedRun] = []
     with ProgressBars() as bars, first_interrupt_asks("run") as should_stop:
         ready = prepare(config, located, progress=bars.update)
-        target = ready.pair.target
-        margin = MARGINS[target.dtype]
+        # Loaded again, because what serves is prepared in place.
+        plain = load_on_device(located[0].path, config, ready.device)
+        margin = MARGINS[plain.dtype]
         loop = RunLoop.over(
             ready.batches, with_plain=True, progress=bars.update, should_stop=should_stop
         )
         for batch, policy in loop:
             engine = build_engine(ready.pair, policy, batch.settings)
             serve_all(engine, ready.workload.requests)
-            report = audit_outputs(target, engine.finished, margin)
+            report = audit_outputs(plain, ready.pair.vocab_size, engine.finished, margin)
             runs.append(AuditedRun(policy.name, batch.size, report))
     print_audit(runs, margin, config.dtype)
     return run_status(

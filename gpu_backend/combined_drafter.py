@@ -14,23 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
-from gpu_backend.candidates import Candidates, Children, candidates
+from gpu_backend.candidates import Children
+from gpu_backend.draft_step import StepDrafter
 from gpu_backend.lookup_drafter import LookupDrafter
 from gpu_backend.prompt_lookup import MATCH, MODEL_LEVELS
 from gpu_backend.ragged_pool import Extension
 from gpu_backend.tree_drafter import TreeDrafter
 from traces.lookup_plans import lookup_objection
 
-IntArray = npt.NDArray[np.int64]
 
-
-class CombinedDrafter:
+class CombinedDrafter(StepDrafter):
     """Drafts for every slot of a batch from its own text or from a model.
 
     Who proposes is decided by tokens alone, so a run is deterministic. Log-probabilities are those
@@ -57,28 +54,15 @@ class CombinedDrafter:
         self._model = model
         self._match = match
         self._model_levels = model_levels
-        self._plan = DraftPlan(levels=0)
+        # One step for all three: either source goes on from what the other one proposed.
+        self.step = model.step = lookup.step
         self._ran_BF = torch.zeros((0, 1), dtype=torch.bool)
         """Which of the newest expanded nodes the model has run."""
-        self._place_BW = torch.zeros((0, 0), dtype=torch.int64)
-        """Which of these nodes each candidate of the newest layer is a child of."""
-        self.revealed: list[tuple[Children, Frontier | None]] = []
-        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
-
-    @property
-    def signals(self) -> frozenset[str]:
-        """Ranks, path log-probabilities and entropies."""
-        return frozenset({"ranks", "path_logp", "entropy"})
 
     @property
     def taps(self) -> tuple[int, ...]:
         """Features of the target that the model reads."""
         return self._model.taps
-
-    @property
-    def token_layers(self) -> list[IntArray]:
-        """Token ids [B, W] of the candidates of every depth of this step."""
-        return self._lookup.token_layers
 
     @property
     def num_forwards(self) -> int:
@@ -117,38 +101,25 @@ class CombinedDrafter:
         self._model.check_integrity(slots)
         self._lookup.check_integrity(slots)
 
-    def tokens(self) -> IntArray:
-        """Token ids [B, N] of the step's candidates."""
-        return self._lookup.tokens()
-
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Look up what follows each text, or ask the model."""
-        self._plan, self.revealed = plan, []
         self._lookup.start(plan)
         looked_BF = self._lookup.matches(drafting_B[:, None], self._match)
         self._ran_BF = drafting_B[:, None] & ~looked_BF
         of_model = self._model.roots(plan, self._ran_BF[:, 0])
-        children = _merged(looked_BF, self._lookup.look_up(looked_BF), of_model)
-        self.revealed.append((children, None))
-        return self._keep(candidates(plan, children, None, None))
+        return self.step.reveal(_merged(looked_BF, self._lookup.look_up(looked_BF), of_model))
 
     def expand(self, layer: LayerView, frontier: Frontier) -> LayerView:
         """Return the children of the frontier's nodes, each from its own source."""
         self._lookup.descend(frontier)
         looked_BF = self._lookup.matches(frontier.mask_BF, self._match)
-        parent_BF = self._place_BW.gather(1, frontier.index_BF)
-        runs_BF = self._ran_BF.gather(1, parent_BF) & frontier.mask_BF & ~looked_BF
+        parent_BF = torch.from_numpy(self.step.parents(frontier.index_BF.cpu().numpy()))
+        ran_BF = self._ran_BF.gather(1, parent_BF.to(looked_BF.device))
+        runs_BF = ran_BF & frontier.mask_BF & ~looked_BF
         self._ran_BF = runs_BF & (layer.depth < self._model_levels)
         of_model = self._model.grow(layer, Frontier(frontier.index_BF, self._ran_BF))
         children = _merged(looked_BF, self._lookup.look_up(looked_BF), of_model)
-        self.revealed.append((children, frontier))
-        return self._keep(candidates(self._plan, children, layer, frontier))
-
-    def _keep(self, layer: Candidates) -> LayerView:
-        """Both sources must know a layer that either of them goes on from."""
-        self._place_BW = layer.place_BW
-        self._model.keep(layer)
-        return self._lookup.keep(layer)
+        return self.step.reveal(children, layer, frontier)
 
 
 def _merged(looked_BF: Tensor, lookup: Children, model: Children) -> Children:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
-from gpu_backend.candidates import Candidates, Children, candidates
+from gpu_backend.candidates import Children, candidates
 
 IntArray = npt.NDArray[np.int64]
 
@@ -47,14 +47,11 @@ class DraftStep:
             layer: that the frontier is of; None for the roots' children.
             frontier: the expanded nodes; None for the roots.
         """
+        layout = candidates(self.plan, children, layer, frontier)
         self.revealed.append((children, frontier))
-        return self.keep(candidates(self.plan, children, layer, frontier))
-
-    def keep(self, layer: Candidates) -> LayerView:
-        """Remember what only the drafter knows of a layer."""
-        self.token_layers.append(layer.token_BW.cpu().numpy())
-        self._place_BW = layer.place_BW.cpu().numpy()
-        return layer.view
+        self.token_layers.append(layout.token_BW.cpu().numpy())
+        self._place_BW = layout.place_BW.cpu().numpy()
+        return layout.view
 
     def parents(self, index_BF: IntArray) -> IntArray:
         """Which of the newest expanded nodes each of these candidates is a child of: [B, F]."""
@@ -63,3 +60,32 @@ class DraftStep:
     def tokens(self) -> IntArray:
         """Token ids [B, N] of the step's candidates."""
         return np.concatenate(self.token_layers, axis=1)
+
+
+class StepDrafter:
+    """What a drafter says of its step in flight.
+
+    Attributes:
+        step: the plan and what it has revealed so far.
+    """
+
+    step: DraftStep
+
+    @property
+    def signals(self) -> frozenset[str]:
+        """Ranks, path log-probabilities and entropies."""
+        return frozenset({"ranks", "path_logp", "entropy"})
+
+    @property
+    def token_layers(self) -> list[IntArray]:
+        """Token ids [B, W] of the candidates of every depth of this step."""
+        return self.step.token_layers
+
+    @property
+    def revealed(self) -> list[tuple[Children, Frontier | None]]:
+        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
+        return self.step.revealed
+
+    def tokens(self) -> IntArray:
+        """Token ids [B, N] of the step's candidates."""
+        return self.step.tokens()

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
-from gpu_backend.candidates import Candidates, Children
-from gpu_backend.draft_step import DraftStep
+from gpu_backend.candidates import Children
+from gpu_backend.draft_step import DraftStep, StepDrafter
 from gpu_backend.prompt_lookup import ContextIndex
 from gpu_backend.ragged_model import Extension
 from traces.lookup_plans import lookup_objection
@@ -30,7 +30,7 @@ Branch = tuple[int, ...]
 """Tokens from a root, which is not among them, down to a node."""
 
 
-class LookupDrafter:
+class LookupDrafter(StepDrafter):
     """Drafts for every slot of a batch from its own text.
 
     Log-probabilities are rounded to float16 before they are added, as recordings have them, and
@@ -54,21 +54,6 @@ class LookupDrafter:
         self.step = DraftStep(num_slots)
         self._branch_BF: list[list[Branch]] = []
         """Branches of the newest expanded nodes; any where nothing was expanded."""
-
-    @property
-    def signals(self) -> frozenset[str]:
-        """Ranks, path log-probabilities and entropies."""
-        return frozenset({"ranks", "path_logp", "entropy"})
-
-    @property
-    def token_layers(self) -> list[IntArray]:
-        """Token ids [B, W] of the candidates of every depth of this step."""
-        return self.step.token_layers
-
-    @property
-    def revealed(self) -> list[tuple[Children, Frontier | None]]:
-        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
-        return self.step.revealed
 
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse fixed trees other than chains."""
@@ -103,10 +88,6 @@ class LookupDrafter:
         held = {slot for slot, text in enumerate(self._texts) if text is not None}
         assert held == set(slots), "a text of a request that has left, or none of one served"
 
-    def tokens(self) -> IntArray:
-        """Token ids [B, N] of the step's candidates."""
-        return self.step.tokens()
-
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Look up what follows each text."""
         self.start(plan)
@@ -133,10 +114,6 @@ class LookupDrafter:
                 self._branch_BF, parent_BF.tolist(), token_BF.tolist(), strict=True
             )
         ]
-
-    def keep(self, layer: Candidates) -> LayerView:
-        """Remember what only the drafter knows of a layer."""
-        return self.step.keep(layer)
 
     def matches(self, mask_BF: Tensor, num_tokens: int) -> Tensor:
         """bool [B, F]: these nodes at whose end the last ``num_tokens`` tokens stood earlier."""

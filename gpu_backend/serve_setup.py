@@ -161,9 +161,9 @@ def load_pair(
         if path in heads:
             continue
         models.require_same_tokens(tokenizer, models.load_tokenizer(path))
-        draft = _on_device(path, config, device)
+        draft = load_on_device(path, config, device)
         prepare_draft(draft, min(vocab_size, config.draft_vocab or vocab_size), "draft")
-    target = _on_device(target_path, config, device)
+    target = load_on_device(target_path, config, device)
     found = None
     for path in heads:  # before the target's layers are packed, of which a head may take some
         found = load_head(
@@ -189,7 +189,12 @@ def load_pair(
     return pair, tokenizer
 
 
-def _on_device(path: Path, config: ServeConfig, device: torch.device) -> PreTrainedModel:
+def load_on_device(path: Path, config: ServeConfig, device: torch.device) -> PreTrainedModel:
+    """A model as its library gives it, in the arithmetic that was asked for.
+
+    Raises:
+        InputError: the path holds no model that can be read.
+    """
     model = models.load_model(path, config.dtype)
     torch.nn.Module.to(model, device)
     return model

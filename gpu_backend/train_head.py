@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from gpu_backend.exits import user_errors
+from gpu_backend.head_training.config import TrainConfig, train_config
 from gpu_backend.models_cli import MODEL_HELP, locate_models
 
 if TYPE_CHECKING:
     from gpu_backend.head_training.trainer import Epoch
+
+DEFAULTS: Final = TrainConfig()
+
+
+def _setting(name: str) -> Any:
+    """An option that says what the setting of this name is."""
+    return typer.Option(help=TrainConfig.model_fields[name].description)
 
 
 def train_head(
     *,
     target: Annotated[str, typer.Option(help=f"Target: {MODEL_HELP}")],
     out: Annotated[Path, typer.Option(help="Folder of the head; must not exist yet.")],
-    conversations: Annotated[
-        int | None, typer.Option(help="Dialogues that the target makes up; 2304 if unset.")
-    ] = None,
-    max_answer: Annotated[
-        int | None, typer.Option(help="Tokens of an answer, at most; 192 if unset.")
-    ] = None,
-    draft_vocab: Annotated[
-        int | None, typer.Option(help="Tokens that the head can propose; 16384 if unset.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Draft steps unrolled in training; 4 if unset.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data; 6 if unset.")] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="At its highest; 0.001 if unset.")
-    ] = None,
-    batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of one optimiser step; 2048 if unset.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of dialogues, initial values and order; 0 if unset.")
-    ] = None,
+    conversations: Annotated[int, _setting("conversations")] = DEFAULTS.conversations,
+    max_answer: Annotated[int, _setting("max_answer")] = DEFAULTS.max_answer,
+    draft_vocab: Annotated[int, _setting("draft_vocab")] = DEFAULTS.draft_vocab,
+    steps: Annotated[int, _setting("steps")] = DEFAULTS.steps,
+    epochs: Annotated[int, _setting("epochs")] = DEFAULTS.epochs,
+    learning_rate: Annotated[float, _setting("learning_rate")] = DEFAULTS.learning_rate,
+    batch_tokens: Annotated[int, _setting("batch_tokens")] = DEFAULTS.batch_tokens,
+    seed: Annotated[int, _setting("seed")] = DEFAULTS.seed,
 ) -> None:
     """Train an EAGLE-3 head on dialogues that the target makes up.
 
@@ -50,7 +44,6 @@ def train_head(
     # transformers' own bars for reading weights would run into ours; read once, at import.
     os.environ.setdefault("TQDM_DISABLE", "1")
     with user_errors("Give the same command again to go on; finished parts and epochs are kept."):
-        from gpu_backend.head_training.config import train_config
         from gpu_backend.head_training.job import TrainJob
         from gpu_backend.head_training.job import train_head as run_training
         from gpu_backend.progress import ProgressBars

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
-from gpu_backend.candidates import Candidates, Children
-from gpu_backend.draft_step import DraftStep
+from gpu_backend.candidates import Children
+from gpu_backend.draft_step import DraftStep, StepDrafter
 from gpu_backend.kv_slots import SlotTable
 from gpu_backend.ragged_pool import Branches, Extension
 
@@ -47,7 +47,7 @@ class DraftPool(Protocol):
         ...
 
 
-class TreeDrafter(ABC):
+class TreeDrafter(StepDrafter, ABC):
     """Drafts for every slot of a batch from a model over a pool of its own.
 
     Log-probabilities are rounded to float16 before they are added and children are ranked by
@@ -77,21 +77,6 @@ class TreeDrafter(ABC):
         self.num_forwards = 0
         """Layers of this step that the model ran for."""
 
-    @property
-    def signals(self) -> frozenset[str]:
-        """Ranks, path log-probabilities and entropies."""
-        return frozenset({"ranks", "path_logp", "entropy"})
-
-    @property
-    def token_layers(self) -> list[IntArray]:
-        """Token ids [B, W] of the candidates of every depth of this step."""
-        return self.step.token_layers
-
-    @property
-    def revealed(self) -> list[tuple[Children, Frontier | None]]:
-        """Children of this step's expansions, the roots' first, and which nodes were expanded."""
-        return self.step.revealed
-
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse plans that expand more nodes than there is room for."""
         rows = draft_rows(plan)
@@ -116,10 +101,6 @@ class TreeDrafter(ABC):
         """Check the pool's slots, and that no other request is behind."""
         self._pool.table.check_integrity(slots)
         assert self._behind() <= set(slots), "tokens of a request that has left"
-
-    def tokens(self) -> IntArray:
-        """Token ids [B, N] of the step's candidates."""
-        return self.step.tokens()
 
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Catch up, and return the roots' children."""
@@ -153,10 +134,6 @@ class TreeDrafter(ABC):
         logits_RV = self._run(rows, parent_BF, frontier.mask_BF) if rows else None
         self.num_forwards += bool(rows)
         return self._children(logits_RV, frontier.mask_BF)
-
-    def keep(self, layer: Candidates) -> LayerView:
-        """Remember what only the drafter knows of a layer."""
-        return self.step.keep(layer)
 
     @property
     @abstractmethod

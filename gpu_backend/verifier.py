@@ -1,12 +1,14 @@
 """The target model behind the decision loop: one ragged forward over all kept nodes.
 
-Shape letters: B slots of the batch, N candidates of a request, R rows.
+Shape letters: B slots of the batch, N candidates of a request, R rows, n rows of one request,
+F features side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -120,11 +122,9 @@ class TargetVerifier:
         )
         self.accepted = dict(zip(slots, outcome, strict=True))
         if self.target.features is not None:
-            parts = torch.split(self.target.features, [tree.num_rows for tree in trees])
-            self.features = {
-                slot: part[self.accepted[slot].rows]
-                for slot, part in zip(slots, parts, strict=True)
-            }
+            sizes = [tree.num_rows for tree in trees]
+            kept = _kept(self.target.features, sizes, [part.rows for part in outcome])
+            self.features = dict(zip(slots, kept, strict=True))
         accepted_B = torch.zeros(len(keep), dtype=torch.int64)
         for slot, part in self.accepted.items():
             accepted_B[slot] = part.num_drafts
@@ -133,3 +133,13 @@ class TargetVerifier:
     def commit(self, slot: int) -> None:
         """Keep the keys and values of a request's root and accepted nodes."""
         self.target.table.commit(slot, self.accepted[slot].rows)
+
+
+def _kept(
+    features_RF: Tensor, sizes: Sequence[int], rows: Sequence[Sequence[int]]
+) -> tuple[Tensor, ...]:
+    """Some rows of every request's part, [n, F] each; one index, so one copy to the device."""
+    starts = accumulate(sizes[:-1], initial=0)
+    flat = [start + row for start, of_one in zip(starts, rows, strict=True) for row in of_one]
+    kept_nF = features_RF[torch.tensor(flat, device=features_RF.device)]
+    return torch.split(kept_nF, [len(of_one) for of_one in rows])

@@ -146,7 +146,8 @@ class Engine:
             yield self._env.timeout(times.total_s)
             times = replace(times, prefill_s=prefill_s)
             memory = self._commit(costs, decision, accepted_B, times, memory)
-            if self._finished >= self._options.measured_requests:
+            # Many slots may finish in the step that ends the warm-up, which is not recorded.
+            if self._finished >= self._options.measured_requests and self._log.times:
                 return
         raise InputError(
             f"The run did not finish {self._options.measured_requests} requests in {MAX_STEPS} "

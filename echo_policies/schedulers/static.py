@@ -23,22 +23,21 @@ class _Template(Scheduler):
     _template: RankTemplate = PrivateAttr()
 
     def begin(self, ctx: StepContext, memory: State) -> tuple[DraftPlan, State]:
-        """Plan the whole template."""
-        del ctx, memory
+        """Plan the whole template; the state is what is expanded of each layer."""
+        del memory
         tree = self._template
-        return DraftPlan(tree.levels, max(tree.ranks) + 1, max(tree.expanded), tree), None
+        plan = DraftPlan(tree.levels, max(tree.ranks) + 1, max(tree.expanded), tree)
+        return plan, tree.expanded_in_layers(ctx.live_B.device)
 
     def extend(
         self, state: State, layer: LayerView, passed_B: Tensor | None
     ) -> tuple[State, Frontier]:
         """Expand whatever has children in the template."""
         del passed_B
-        depth = layer.depth
-        if depth >= self._template.levels:
+        if layer.depth >= self._template.levels:
             empty_BF = layer.exists_BW[:, :0]
             return state, Frontier(empty_BF.long(), empty_BF)
-        parents = self._template.parents_in_layer(depth + 1, layer.exists_BW.device)
-        index_F = parents.new_tensor(sorted(set(self._parents_of(depth + 1))))
+        index_F = state[layer.depth - 1]
         index_BF = index_F.expand(layer.exists_BW.shape[0], -1)
         return state, Frontier(index_BF, layer.exists_BW[:, index_F])
 
@@ -46,10 +45,6 @@ class _Template(Scheduler):
         """Keep every node."""
         del state
         return forest.exists_BN
-
-    def _parents_of(self, depth: int) -> list[int]:
-        above, layer = self._template.layers[depth - 2], self._template.layers[depth - 1]
-        return [parent - above.start for parent in self._template.parents[layer]]
 
 
 class StaticTree(_Template):

@@ -15,8 +15,8 @@ from echo_policies.session import Decision, open_session
 from echo_policies.testing.drafter import SyntheticDrafter
 from echo_policies.testing.strategies import Situation
 
-Around = Callable[[], AbstractContextManager[object]]
-"""Context that a policy's own code runs in."""
+Around = Callable[[str], AbstractContextManager[object]]
+"""Context that a policy's own method of this name runs in."""
 
 Note = Callable[[str, tuple[Any, ...], Any], None]
 """Told the method, its arguments and its result."""
@@ -68,7 +68,7 @@ class _Watched:
             if self._around is None:
                 result = value(*args)
             else:
-                with self._around():
+                with self._around(name):
                     result = value(*args)
             if self._note is not None:
                 self._note(name, args, result)

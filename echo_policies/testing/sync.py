@@ -1,4 +1,4 @@
-"""Catches operations that make the host wait for the device, on any device."""
+"""Catches operations that make host and device wait for each other, on any device."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ SYNC_OPERATIONS = frozenset(
 SYNC_METHODS = frozenset({"tolist", "numpy", "cpu", "item", "__array__"})
 """Tensor methods that copy to the host, some of them without an operation on the CPU."""
 
+IN_DRAFT = frozenset({"evaluate", "extend", "select"})
+"""A policy's methods between forwards of the models, where a copy from the host waits for them."""
+
 INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
 
 class HostSyncError(AssertionError):
-    """Raised when a policy's own code looks at a tensor's value on the host."""
+    """Raised when a policy's own code looks at a tensor's value on the host, or copies to it."""
 
 
 class _NoSyncOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,4 +68,31 @@ class _NoSyncMethod(TorchFunctionMode):
 def no_host_sync() -> Iterator[None]:
     """Raise :class:`HostSyncError` at the first operation that would synchronise."""
     with _NoSyncOperation(), _NoSyncMethod():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _NoCopyOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # Whatever is made of host data is lifted, index lists too. So is a number that is assigned,
+        # but a GPU fills it in without a copy.
+        if func.overloadpacket.__name__ == "lift_fresh" and args[0].dim():
+            raise HostSyncError("a tensor of host data makes the host wait for the device")
+        return func(*args, **(kwargs or {}))
+
+
+class _NoCopyFunction(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in {torch.tensor, torch.Tensor.new_tensor}:
+            raise HostSyncError("a tensor of host data makes the host wait for the device")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_host_copy() -> Iterator[None]:
+    """Raise :class:`HostSyncError` at the first tensor that is made of host data."""
+    with _NoCopyOperation(), _NoCopyFunction():  # type: ignore[no-untyped-call]
         yield

@@ -16,7 +16,7 @@ class TrainConfig(BaseModel):
     max_answer: int = Field(192, ge=8, description="Tokens of an answer, at most.")
     held_out: float = Field(0.03, gt=0, lt=1, description="Share of dialogues kept for evaluation.")
     draft_vocab: int = Field(16384, ge=2, description="Tokens that the head can propose.")
-    steps: int = Field(4, ge=1, description="Draft steps unrolled in training (training-time test)")
+    steps: int = Field(4, ge=1, description="Draft steps unrolled in training.")
     step_decay: float = Field(0.8, gt=0, le=1, description="Weight of a step over the one before.")
     epochs: int = Field(6, ge=1, description="Passes over the data.")
     learning_rate: float = Field(1e-3, gt=0, description="At its highest, after the warm-up.")
@@ -30,9 +30,8 @@ def train_config(**settings: object) -> TrainConfig:
     Raises:
         InputError: naming the first setting that breaks a rule, the rule and the value.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
     try:
-        return TrainConfig.model_validate(given)
+        return TrainConfig.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])

@@ -90,11 +90,9 @@ def unrolled_attention(
     """
     del module, others
     assert attention_mask is None
-    heads = key.shape[1]
-    batch, _, length, dim = query.shape
-    grouped = query.view(batch, heads, -1, length, dim) * scaling
-    out = unrolled.attend(grouped, key, value)
-    return out.permute(0, 3, 1, 2, 4).reshape(batch, length, -1, dim), None
+    query_bhgTd = torch.unflatten(query, 1, (key.shape[1], -1)) * scaling
+    out = unrolled.attend(query_bhgTd, key, value)
+    return out.flatten(1, 2).transpose(1, 2), None
 
 
 def unroll(

@@ -2,15 +2,17 @@
 
 Three nets, because each has holes: operations that read values are refused while the code runs;
 the same code runs on tensors that have no values at all (fake ones, and those of the device
-``meta``, on which ``.cpu()`` fails too); and tests/architecture searches the sources.
+``meta``, on which ``.cpu()`` fails too); and tests/architecture searches the sources. A policy's
+methods within a draft make no tensor of host data either, because that copy waits as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from echo_policies.testing.drafter import SyntheticDrafter
 from echo_policies.testing.play import context
 from echo_policies.testing.runner import with_stand_ins
 from echo_policies.testing.strategies import Situation, Slot
-from echo_policies.testing.sync import no_host_sync
+from echo_policies.testing.sync import IN_DRAFT, no_host_copy, no_host_sync
 
 SPECS = [
     *PRESETS,
@@ -61,6 +63,11 @@ NETS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
+def refusing_copies(method: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    with no_host_copy() if method in IN_DRAFT else nullcontext():
+        return function(*given)
+
+
 def decide(policy: Policy, net: str, **options: Any) -> None:
     """Two steps of the whole loop, drafter included, as on a device that must not be waited for."""
     with NETS[net]():
@@ -68,7 +75,9 @@ def decide(policy: Policy, net: str, **options: Any) -> None:
         memory = policy.scheduler.start()
         for number in range(2):
             drafter = SyntheticDrafter(seeds + 0)
-            session = Session(policy, drafter, guards=False, skips_empty=False, **options)
+            session = Session(
+                policy, drafter, guards=False, skips_empty=False, call=refusing_copies, **options
+            )
             ctx = context(SITUATION, number)
             decision = session.decide(ctx, memory)
             accepted_B = torch.zeros_like(ctx.remaining_B)
@@ -78,7 +87,7 @@ def decide(policy: Policy, net: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_step_needs_no_value(spec: str) -> None:
-    """Kind: a look at the device, also by `--cap-all` asking how many nodes were kept."""
+    """Kind: a look at the device, also by `--cap-all`; a small tensor built at every level."""
     policy = calibrated(spec)
     nets = list(NETS) if spec in {"static", "eagle3_small", "echo"} else ["operations", "meta"]
     for net in nets:
@@ -114,6 +123,13 @@ class Looks(OpenGate):
             "repeat_interleave": lambda: best_B.repeat_interleave(layer.num_candidates_B),
             "range": lambda: torch.arange(layer.num_candidates_B.max()),
             "cpu": best_B.cpu,
+            "tensor of a list": lambda: torch.tensor([1, 2]),
+            "tensor of a number": lambda: torch.tensor(1.0),
+            "new_tensor": lambda: best_B.new_tensor([1.0]),
+            "as_tensor": lambda: torch.as_tensor([1, 2]),
+            "from_numpy": lambda: torch.from_numpy(np.arange(2)),
+            "index by list": lambda: best_B[[0, 1]],
+            "write by list": lambda: best_B.clone().__setitem__([0, 1], 0.0),
         }
         looks[self.look]()
         return super().evaluate(layer)
@@ -122,7 +138,8 @@ class Looks(OpenGate):
 LOOKS = (
     *("item", "branch", "tolist", "numpy", "nonzero", "one-argument where", "read by mask"),
     *("write by mask", "masked_select", "unique", "bincount", "equal", "allclose", "one_hot"),
-    *("repeat_interleave", "range", "cpu"),
+    *("repeat_interleave", "range", "cpu", "tensor of a list", "tensor of a number", "new_tensor"),
+    *("as_tensor", "from_numpy", "index by list", "write by list"),
 )
 
 
@@ -140,3 +157,20 @@ def test_tensors_without_values_notice_it_too(look: str) -> None:
     for net in ("fake tensors", "meta"):
         with pytest.raises(PolicyCrash, match="in evaluate at step 0"):
             decide(policy, net)
+
+
+class Fills(OpenGate):
+    """Makes tensors of numbers, which takes no copy."""
+
+    def checkpoints(self, levels: int) -> tuple[int, ...]:
+        return (1,) if levels else ()
+
+    def evaluate(self, layer: LayerView) -> Tensor:
+        copy_B = layer.best_B.clone()
+        copy_B[0] = 1.0
+        copy_B[torch.arange(2)] = torch.full((), 0.5)
+        return torch.where(copy_B > 1, False, super().evaluate(layer))
+
+
+def test_numbers_may_be_filled_in() -> None:
+    decide(Policy(gate=Fills(), scheduler=Elastic(w_topk=1, levels=2, top_k=2)), "operations")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from echo_policies.api import (
     Feedback,
+    Frontier,
     Gate,
     LayerView,
     Policy,
@@ -146,6 +147,12 @@ class IndexesWithAMask(Small):
         return best_nodes(forest, 2) & (found.sum() < 0)
 
 
+class BuildsATensorPerLevel(Small):
+    def extend(self, state: State, layer: LayerView, passed_B: Any) -> Any:
+        state, frontier = super().extend(state, layer, passed_B)
+        return state, Frontier(frontier.index_BF[:, [0]], frontier.mask_BF[:, [0]])
+
+
 class PeeksAtTheTarget(Small):
     """Finds the drafter, and with it the target's path, in the caller's frame."""
 
@@ -231,6 +238,7 @@ PLANTED: dict[str, tuple[Policy, str, str]] = {
     "tolist": (alone(LooksWithList()), "no_host_sync", "tolist"),
     "branch": (alone(BranchesOnATensor()), "no_host_sync", "makes the host wait"),
     "mask index": (alone(IndexesWithAMask()), "no_host_sync", "mask"),
+    "host data": (alone(BuildsATensorPerLevel()), "no_host_sync", "a tensor of host data"),
     "peek": (alone(PeeksAtTheTarget()), "no_peeking", "another target path"),
     "json": (alone(ForgetsInJson()), "json_round_trip", "comes back from JSON as"),
     "exception": (alone(Raises()), "plan_shape", "ZeroDivisionError in select at step 0"),

@@ -118,6 +118,8 @@ def test_indices_agree_with_the_paths(tree: RankTemplate) -> None:
             above = tree.paths[tree.layers[depth - 2]]
             parents = tree.parents_in_layer(depth, torch.device("cpu")).tolist()
             assert [above[p] for p in parents] == [path[:-1] for path in layer]
+            inner = tree.expanded_in_layers(torch.device("cpu"))[depth - 2].tolist()
+            assert [above[p] for p in inner] == sorted({path[:-1] for path in layer})
 
 
 @given(tree=trees())

@@ -52,6 +52,13 @@ def seconds(run: RunRecords, part: str):
     return run.times_SX[:, [field.name for field in fields(StepTimes)].index(part)]
 
 
+def test_few_requests_on_many_slots_are_measured(trace_file):
+    """Kind: the step that ends the warm-up finishes all that was asked for; nothing is recorded."""
+    for spec in ("autoregressive", "eagle3:levels=4,top_k=3,nodes=6"):
+        for batch_size in (64, 256):
+            assert len(records_of(trace_file, spec, batch_size, requests=1).times_SX)
+
+
 @pytest.mark.parametrize("spec", SHAPES)
 def test_tokens_are_conserved(trace_file, spec):
     records = records_of(trace_file, spec, k_max=12)
