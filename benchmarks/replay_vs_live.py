@@ -23,7 +23,7 @@ from echo_policies.registry import parse_list
 from gpu_backend import models
 from gpu_backend.draft_tree import DraftTree
 from gpu_backend.drafter import DraftModelDrafter, TextVerifier
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.node_trie import NodeTrie
 from gpu_backend.recorded_prompts import recorded_prompts
 from traces.calibrate import calibration_samples
@@ -69,7 +69,7 @@ def main() -> None:
     ]
     texts = recorded_prompts(trace, options.prompts, models.load_tokenizer(options.draft))
     draft = models.load_model(options.draft, trace.header.draft.dtype)
-    prepare_draft(draft, trace.header.vocab_size)
+    prepare_model(draft, trace.header.vocab_size)
     tables = replay_tables(trace)
     tallies = {policy.name: Tally() for policy in policies}
     evaluated = [q for q in trace.split("evaluation") if q in texts]

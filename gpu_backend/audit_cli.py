@@ -30,11 +30,11 @@ def _audit(given: GivenOptions) -> int:
     from echo_policies.errors import InputError
     from gpu_backend.audit import MARGINS, audit_outputs
     from gpu_backend.audit_output import AuditedRun, print_audit
+    from gpu_backend.models import load_model
     from gpu_backend.progress import ProgressBars
     from gpu_backend.run_loop import RunLoop
     from gpu_backend.serve_loop import serve_all
     from gpu_backend.serve_prepare import prepare
-    from gpu_backend.serve_setup import load_on_device
     from gpu_backend.serving import build_engine
 
     if given.sampling["temperature"]:
@@ -47,7 +47,7 @@ def _audit(given: GivenOptions) -> int:
     with ProgressBars() as bars, first_interrupt_asks("run") as should_stop:
         ready = prepare(config, located, progress=bars.update)
         # Loaded again, because what serves is prepared in place.
-        plain = load_on_device(located[0].path, config, ready.device)
+        plain = load_model(located[0].path, config.dtype, ready.device)
         margin = MARGINS[plain.dtype]
         loop = RunLoop.over(
             ready.batches, with_plain=True, progress=bars.update, should_stop=should_stop

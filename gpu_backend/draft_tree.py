@@ -41,7 +41,7 @@ class DraftTree:
         """Allocate the pool; nothing is computed.
 
         Args:
-            model: prepared by :func:`gpu_backend.model_preparation.prepare_draft`.
+            model: prepared by :func:`gpu_backend.model_preparation.prepare_model`.
             prefix_capacity: tokens the prefix can hold.
             width: children kept per row.
             row_chunk: rows per forward; bounds the memory for logits at ``row_chunk * V``.

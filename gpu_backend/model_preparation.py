@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def prepare_draft(model: PreTrainedModel, vocab_size: int, role: str = "draft") -> None:
+def prepare_model(model: PreTrainedModel, vocab_size: int, role: str = "draft") -> None:
     """Switch a loaded decoder-only model to tree attention and cut its head, for good.
 
     On a CPU its linear layers are packed (:func:`gpu_backend.packed_linear.pack_linear_layers`),

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from echo_policies.errors import InputError, MissingExtraError
 from gpu_backend.config import DtypeName
 from gpu_backend.gguf_header import read_general
@@ -76,8 +78,13 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     return cast("PreTrainedTokenizerBase", loaded)
 
 
-def load_model(path: Path, dtype: DtypeName) -> PreTrainedModel:
-    """Causal language model in evaluation mode on the CPU; GGUF weights are dequantised.
+def load_model(path: Path, dtype: DtypeName, device: torch.device | None = None) -> PreTrainedModel:
+    """Causal language model in evaluation mode; GGUF weights are dequantised.
+
+    Args:
+        path: of the model.
+        dtype: of weights and arithmetic.
+        device: where it goes; the CPU by default.
 
     Raises:
         InputError: the path does not exist or holds no model that can be read.
@@ -85,7 +92,6 @@ def load_model(path: Path, dtype: DtypeName) -> PreTrainedModel:
     """
     require_model(path)
     _require_transformers()
-    import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -102,6 +108,7 @@ def load_model(path: Path, dtype: DtypeName) -> PreTrainedModel:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=kind, output_loading_info=True, **options
         )
+        loaded[0].to(device or "cpu")
     model, loading = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     check_weights(path, loading)
     model.train(False)

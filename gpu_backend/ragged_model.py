@@ -33,7 +33,7 @@ __all__ = ["NO_ANCESTOR", "Branches", "Extension", "RaggedModel"]
 
 
 class RaggedModel:
-    """A decoder-only model prepared by :func:`gpu_backend.model_preparation.prepare_draft`.
+    """A decoder-only model prepared by :func:`gpu_backend.model_preparation.prepare_model`.
 
     - :meth:`extend` writes rows and commits them; :meth:`branch` writes rows behind the sequences
       and leaves it to the caller to commit a path of them, or nothing.

@@ -24,7 +24,7 @@ from gpu_backend.eagle3.head_recording import HeadRecorder
 from gpu_backend.greedy import TargetOutput, decode_greedy, stop_tokens
 from gpu_backend.half_products import needs_widening
 from gpu_backend.lookup_trie import LookupTrie
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.node_trie import NodeTrie
 from gpu_backend.parts import PartStore
 from gpu_backend.prompts import Prompt, Question, load_questions, task_name
@@ -119,7 +119,7 @@ def check_lengths(
 def record_request(
     draft: PreTrainedModel, prompt: Prompt, output: TargetOutput, config: RecordConfig
 ) -> RequestArrays:
-    """Record all positions of one request with a draft from :func:`prepare_draft`."""
+    """Record all positions of one request with a draft from :func:`prepare_model`."""
     tree = DraftTree(
         draft,
         prefix_capacity=len(prompt.token_ids) + len(output.tokens),
@@ -263,7 +263,7 @@ def _request_recorder(
     draft = models.load_model(job.draft, job.config.dtype)
     lengths = {said.prompt.label: len(said.prompt.token_ids) for said in requests}
     check_lengths(lengths, job.config, models.context_limit(draft), "draft")
-    prepare_draft(draft, min(pair.vocab_size, job.config.draft_vocab or pair.vocab_size))
+    prepare_model(draft, min(pair.vocab_size, job.config.draft_vocab or pair.vocab_size))
     return lambda said: record_request(draft, said.prompt, said.output, job.config)
 
 

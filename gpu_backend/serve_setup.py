@@ -22,7 +22,7 @@ from gpu_backend.config import build_config
 from gpu_backend.eagle3.head_files import is_head_folder
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.greedy import stop_tokens
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.prefix_backends.choice import choose_attention
 from gpu_backend.prompts import Prompt, load_prompts, task_name
 from gpu_backend.sampling import request_seed
@@ -33,7 +33,7 @@ from traces.calibration_file import load_calibration
 from traces.lookup_plans import lookup_objection
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 ARRIVE: Final = 1
 """Random stream of the arrivals."""
@@ -161,9 +161,9 @@ def load_pair(
         if path in heads:
             continue
         models.require_same_tokens(tokenizer, models.load_tokenizer(path))
-        draft = load_on_device(path, config, device)
-        prepare_draft(draft, min(vocab_size, config.draft_vocab or vocab_size), "draft")
-    target = load_on_device(target_path, config, device)
+        draft = models.load_model(path, config.dtype, device)
+        prepare_model(draft, min(vocab_size, config.draft_vocab or vocab_size), "draft")
+    target = models.load_model(target_path, config.dtype, device)
     found = None
     for path in heads:  # before the target's layers are packed, of which a head may take some
         found = load_head(
@@ -174,7 +174,7 @@ def load_pair(
             tokenizer=tokenizer,
             packs=True,
         )
-    prepare_draft(target, vocab_size, "target")
+    prepare_model(target, vocab_size, "target")
     pair = ModelPair(
         target,
         draft,
@@ -187,17 +187,6 @@ def load_pair(
     if found is not None:
         pair = replace(pair, head=found.head, head_summary=found.summary)
     return pair, tokenizer
-
-
-def load_on_device(path: Path, config: ServeConfig, device: torch.device) -> PreTrainedModel:
-    """A model as its library gives it, in the arithmetic that was asked for.
-
-    Raises:
-        InputError: the path holds no model that can be read.
-    """
-    model = models.load_model(path, config.dtype)
-    torch.nn.Module.to(model, device)
-    return model
 
 
 def make_workload(

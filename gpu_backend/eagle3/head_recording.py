@@ -18,7 +18,7 @@ from gpu_backend.eagle3.head_tree import HeadTree
 from gpu_backend.eagle3.head_trie import HeadTrie
 from gpu_backend.eagle3.loading import load_head
 from gpu_backend.greedy import TargetOutput
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.prompts import Prompt
 from gpu_backend.ragged_model import Extension, RaggedModel
 from gpu_backend.recorder import RequestArrays, record_positions
@@ -32,7 +32,7 @@ class HeadRecorder:
     """A head, the target whose features it reads, and what to record."""
 
     target: PreTrainedModel
-    """Prepared by :func:`gpu_backend.model_preparation.prepare_draft`."""
+    """Prepared by :func:`gpu_backend.model_preparation.prepare_model`."""
     head: Eagle3Head
     """Made for tree attention."""
     config: RecordConfig
@@ -67,7 +67,7 @@ class HeadRecorder:
             tokenizer=tokenizer,
             packs=True,
         )
-        prepare_draft(model, vocab_size, "target")
+        prepare_model(model, vocab_size, "target")
         return cls(model, found.head, config)
 
     def record(self, prompt: Prompt, output: TargetOutput) -> RequestArrays:

@@ -58,7 +58,7 @@ def load_head(
     Args:
         folder: ``config.json`` and weights, in either layout.
         target: what it drafts for; it may lend its embedding and its output layer, so its layers
-            must not be packed yet (:func:`gpu_backend.model_preparation.prepare_draft`).
+            must not be packed yet (:func:`gpu_backend.model_preparation.prepare_model`).
         vocab_size: real tokens of the target; the head proposes none beyond.
         attention: name of the attention function, as transformers knows it.
         tokenizer: the target's, to be compared with what the folder says of its own.

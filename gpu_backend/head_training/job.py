@@ -34,7 +34,7 @@ from gpu_backend.head_training.self_text import (
 from gpu_backend.head_training.start import frequent_tokens, head_config, new_head, taps_of
 from gpu_backend.head_training.trainer import Epoch, Trainer
 from gpu_backend.job_folder import claim_folder
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.serving import ModelPair
 
 if TYPE_CHECKING:
@@ -160,13 +160,13 @@ def coverage(examples: list[Example], token_ids_D: torch.Tensor) -> float:
 
 
 def _write_text(job: TrainJob, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> None:
-    """Let the target write the dialogues that are not on disk yet."""
-    missing = [part for part in range(job.num_parts) if not _text(job, part).exists()]
+    """Let the target write the dialogues that are not on disk yet, in whole parts."""
+    missing = [part for part in range(job.num_parts) if not _holds_all(job, part)]
     if not missing:
         return
     target = models.load_model(job.target, "float32")
     vocab_size = models.real_vocab_size(tokenizer)
-    prepare_draft(target, vocab_size, "target")
+    prepare_model(target, vocab_size, "target")
     pair = ModelPair(target, None, vocab_size, stop_tokens(target, tokenizer))
     config = job.config
     writer = DialogueWriter(pair, tokenizer, max_answer=config.max_answer, seed=config.seed)
@@ -176,6 +176,8 @@ def _write_text(job: TrainJob, tokenizer: PreTrainedTokenizerBase, progress: Pro
         def report(count: int, first: int = first) -> None:
             progress("dialogues", first + count, config.conversations)
 
+        # Of a part that ended an earlier run with fewer dialogues.
+        _features(job, part).unlink(missing_ok=True)
         save_dialogues(_text(job, part), writer.write(job.numbers(part), report))
 
 
@@ -183,7 +185,7 @@ def _examples(job: TrainJob, target: PreTrainedModel, progress: Progress) -> lis
     """Features of all dialogues; those that are not on disk yet are read."""
     examples: list[Example] = []
     for part in range(job.num_parts):
-        path, first = job.features / f"part-{part:05d}.safetensors", len(examples)
+        path, first = _features(job, part), len(examples)
         if not path.exists():
 
             def report(count: int, first: int = first) -> None:
@@ -191,9 +193,9 @@ def _examples(job: TrainJob, target: PreTrainedModel, progress: Progress) -> lis
 
             dialogues = load_dialogues(_text(job, part))
             save_examples(path, read_features(target, taps_of(target), dialogues, report))
-        examples += load_examples(path)
-    # A part of a run with more dialogues may hold more than are asked for.
-    return examples[: job.config.conversations]
+        # A part of a run with more dialogues may hold more than are asked for.
+        examples += load_examples(path)[: len(job.numbers(part))]
+    return examples
 
 
 def _start(
@@ -206,6 +208,16 @@ def _start(
 
 def _text(job: TrainJob, part: int) -> Path:
     return job.text / f"part-{part:05d}.jsonl"
+
+
+def _features(job: TrainJob, part: int) -> Path:
+    return job.features / f"part-{part:05d}.safetensors"
+
+
+def _holds_all(job: TrainJob, part: int) -> bool:
+    """Whether the text of a part is there, the last dialogues that are asked for included."""
+    path = _text(job, part)
+    return path.exists() and len(load_dialogues(path)) >= len(job.numbers(part))
 
 
 def _metadata(job: TrainJob, trained: Trained, tokenizer_sha256: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import torch
 
 from echo_policies.gates.confidence import ConfidenceGate
 from echo_policies.registry import parse
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.sampling import Sampling, choose, request_seed
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest
@@ -34,14 +34,14 @@ def make_pair(
     """
     target = tiny_model(kind, seed=1, limit=limit)
     if draft == "lookup":
-        prepare_draft(target, VOCAB)
+        prepare_model(target, VOCAB)
         return ModelPair(target, None, VOCAB, frozenset(stops), looks_up=True)
     drafter = tiny_model(kind, seed=2 if draft == "different" else 1, limit=limit)
     if draft == "close":
         disturb(drafter, 0.05)
     for model, size in ((target, VOCAB), (drafter, draft_vocab)):
         model.to(dtype)
-        prepare_draft(model, size)
+        prepare_model(model, size)
     return ModelPair(target, drafter, VOCAB, frozenset(stops))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from echo_policies.errors import InputError
 from gpu_backend.attention import merge, tree_attention
 from gpu_backend.kv_pool import KvPool
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.new_nodes import NewNodes
 from gpu_backend.ragged_pool import NO_ANCESTOR, RaggedPool
 from tests.gpu_backend.tiny import VOCAB, tiny_model
@@ -97,7 +97,7 @@ def test_merge_of_far_apart_sums():
 def test_sliding_window_is_refused():
     model = tiny_model(use_sliding_window=True, sliding_window=8, max_window_layers=0)
     with pytest.raises(InputError, match="attend to its whole prefix"):
-        prepare_draft(model, VOCAB)
+        prepare_model(model, VOCAB)
 
 
 def test_variants_of_attention_are_refused():

@@ -14,7 +14,7 @@ from gpu_backend.assembly import HeaderText, assemble
 from gpu_backend.draft_tree import DraftTree
 from gpu_backend.drafter import DraftModelDrafter, TextVerifier
 from gpu_backend.greedy import TargetOutput
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.node_trie import NodeTrie
 from gpu_backend.prompts import Prompt
 from gpu_backend.recording import record_request
@@ -43,7 +43,7 @@ def recording():
     plain = PlainDraft(tiny_model(seed=3), VOCAB)
     output = mostly_agreeing(plain, EMITTED + config.chain_levels)
     draft = tiny_model(seed=3)
-    prepare_draft(draft, VOCAB)
+    prepare_model(draft, VOCAB)
     prompt = Prompt(task="t", question_id="1", token_ids=PROMPT, split="evaluation")
     said = TargetOutput(tokens=output, num_emitted=EMITTED, finish_reason="length")
     trace = assemble(

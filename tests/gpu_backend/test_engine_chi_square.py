@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from gpu_backend import serving
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.sampling import Sampling
 from gpu_backend.serve_loop import serve_all
 from gpu_backend.serving import ModelPair
@@ -44,7 +44,7 @@ def markov_model():
 def pair():
     target, draft = markov_model(), disturb(markov_model(), 0.1)
     for model in (target, draft):
-        prepare_draft(model, V)
+        prepare_model(model, V)
     return ModelPair(target, draft, V, frozenset())
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echo_policies.errors import InputError, SignalError
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest
@@ -158,7 +158,7 @@ def test_padding_of_the_vocabulary_is_never_emitted():
         model = tiny_model(seed=seed, vocab=VOCAB + 31)
         with torch.no_grad():
             model.lm_head.weight[VOCAB:] = 3 * model.lm_head.weight[:31]
-        prepare_draft(model, VOCAB)
+        prepare_model(model, VOCAB)
         models.append(model)
     pair = ModelPair(*models, VOCAB, frozenset())
     asked = requests([PROMPT, [3], [9, 9]], 8)

@@ -6,7 +6,7 @@ import torch
 from gpu_backend import half_products
 from gpu_backend.draft_tree import DraftTree
 from gpu_backend.half_products import product, widen_linear_layers
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
 TEXT = torch.tensor([[5, 9, 13, 2, 7, 30, 41]])
@@ -41,7 +41,7 @@ def test_products_round_once(monkeypatch):
 def test_draft_tree_runs_widened():
     model = tiny_model(seed=4).bfloat16()
     widen_linear_layers(model)
-    prepare_draft(model, VOCAB)
+    prepare_model(model, VOCAB)
     tree = DraftTree(model, prefix_capacity=16, width=4)
     scores, _, _ = tree.prefill(TEXT[0].tolist(), 0)
     plain = tiny_model(seed=4).bfloat16()(TEXT).logits[0].float().log_softmax(-1)

@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_backend.knee import NODES_PER_REQUEST, Knee, measure_knee
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
 
@@ -24,7 +24,7 @@ def test_known_answers(rows, seconds, k_max):
 def test_larger_trees_are_timed_until_one_is_beyond_the_knee():
     """The clock says that a forward takes as long as the number of forwards of its size so far."""
     model = tiny_model()
-    prepare_draft(model, VOCAB)
+    prepare_model(model, VOCAB)
     rows = []
     forward = model.forward
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from gpu_backend import packed_linear
 from gpu_backend.half_products import widen_linear_layers
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.packed_linear import PackedLinear, can_pack, pack_linear_layers
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
@@ -85,7 +85,7 @@ def test_prepared_models_compute_what_they_did(kind, tied):
     """A tied head and the embedding stay what they were, and the cut head ends at the cut."""
     plain = tiny_model(kind, seed=4, tie_word_embeddings=tied)
     packed = tiny_model(kind, seed=4, tie_word_embeddings=tied)
-    prepare_draft(packed, VOCAB - 10)
+    prepare_model(packed, VOCAB - 10)
     head = packed.get_output_embeddings()
     assert isinstance(head, PackedLinear)
     assert not list(head.parameters())

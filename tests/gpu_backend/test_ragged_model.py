@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.ragged_model import Branches, Extension, RaggedModel
 from gpu_backend.tree_layout import NO_PARENT, TreeRows, ancestors
 from tests.gpu_backend.tiny import VOCAB, tiny_model
@@ -18,7 +18,7 @@ KINDS = ["llama", "qwen2", "qwen3", "qwen3_moe"]
 def models(request):
     """A model as transformers runs it, and the same one over a pool."""
     prepared = tiny_model(request.param, seed=4)
-    prepare_draft(prepared, VOCAB)
+    prepare_model(prepared, VOCAB)
     return tiny_model(request.param, seed=4), prepared
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpu_backend.config import RecordConfig
 from gpu_backend.draft_tree import DraftTree
 from gpu_backend.greedy import TargetOutput
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.prompts import Prompt
 from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.recording import record_request
@@ -48,7 +48,7 @@ def recorded(
     config, output, num_emitted, *, kind="qwen2", vocab=VOCAB, width=VOCAB, dtype=torch.float32
 ):
     draft = tiny_model(kind, seed=3, vocab=width).to(dtype)
-    prepare_draft(draft, vocab)
+    prepare_model(draft, vocab)
     prompt = Prompt(task="t", question_id="1", token_ids=PROMPT, split="evaluation")
     said = TargetOutput(tokens=output, num_emitted=num_emitted, finish_reason="length")
     return record_request(draft, prompt, said, config)
@@ -206,6 +206,6 @@ def test_half_precision_is_near():
 
 def test_model_is_not_switched_back():
     draft = tiny_model()
-    prepare_draft(draft, VOCAB)
+    prepare_model(draft, VOCAB)
     with pytest.raises(TypeError, match="tree_rows"), torch.inference_mode():
         draft(torch.tensor([[1, 2]]))

@@ -4,7 +4,7 @@ import torch
 
 from gpu_backend.eagle3.head import Eagle3Head
 from gpu_backend.eagle3.head_config import HeadConfig, default_taps
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.serving import ModelPair
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
@@ -168,5 +168,5 @@ class SlowDraft:
 def head_pair(head, target=None, stops=()):
     """A prepared target and a head that drafts for it."""
     target = target or tiny_target()
-    prepare_draft(target, VOCAB)
+    prepare_model(target, VOCAB)
     return ModelPair(target, None, VOCAB, frozenset(stops), head=head)

@@ -7,7 +7,7 @@ import torch
 from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.eagle3.head_recording import HeadRecorder, target_features
 from gpu_backend.greedy import TargetOutput
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.prompts import Prompt
 from tests.gpu_backend.eagle3.heads import (
     DRAFTED,
@@ -47,7 +47,7 @@ class FromPosition:
 @pytest.fixture(scope="module")
 def target():
     model = tiny_target()
-    prepare_draft(model, VOCAB)
+    prepare_model(model, VOCAB)
     return model
 
 

@@ -24,7 +24,7 @@ from gpu_backend.head_training.self_text import (
 )
 from gpu_backend.head_training.start import frequent_tokens, head_config, new_head, taps_of
 from gpu_backend.head_training.trainer import Trainer
-from gpu_backend.model_preparation import prepare_draft
+from gpu_backend.model_preparation import prepare_model
 from gpu_backend.serving import ModelPair
 from tests.gpu_backend.tiny import STOP, VOCAB, save_model, tiny_model, tiny_tokenizer
 
@@ -134,7 +134,7 @@ def write(target, numbers, max_answer=6, seed=0):
 @pytest.fixture(scope="module")
 def speaker():
     model = tiny_model("llama", num_hidden_layers=7)
-    prepare_draft(model, VOCAB, "target")
+    prepare_model(model, VOCAB, "target")
     return model
 
 
@@ -194,6 +194,24 @@ def test_command_writes_a_head_with_its_card(tmp_path):
     refused = run(folder, tmp_path / "head", "--seed", "1")
     assert refused.exit_code == 2
     assert "another target or text" in refused.output
+
+
+def test_more_conversations_add_to_a_part_that_was_not_full(tmp_path):
+    """Kind: finished pieces that are taken for whole because they are there."""
+    folder = save_model(tmp_path / "target", 0, num_hidden_layers=7)
+    assert run(folder, tmp_path / "head").exit_code == 0
+    text = tmp_path / "head.work" / "text" / "part-00000.jsonl"
+    eight = text.read_text().splitlines()
+    (tmp_path / "head").rename(tmp_path / "old")
+    assert run(folder, tmp_path / "head", "--conversations", "11").exit_code == 0
+    eleven = text.read_text().splitlines()
+    assert (len(eight), len(eleven)) == (8, 11)
+    assert sorted(eight) == sorted(eleven[:8])
+    card = json.loads((tmp_path / "head" / "config.json").read_text())["metadata"]
+    tokens = [json.loads(line) for line in eleven]
+    assert card["trained_on_tokens"] == sum(len(one["tokens"]) for one in tokens[1:])
+    fewer = run(folder, tmp_path / "fewer", "--conversations", "5")
+    assert fewer.exit_code == 0
 
 
 def test_bad_settings_are_refused_by_name(tmp_path):
