@@ -115,6 +115,8 @@ class FallbackMemory:
 class Fallback(Scheduler):
     """Lets another scheduler draft while that is predicted to be faster than plain decoding.
 
+    - *Margin*: the prediction is of a full batch in a steady state. Drafting also lets requests end
+      at different times, so that the last ones run alone and prompts are read one by one.
     - *Probes*: drafting is tried for at least ``probe`` request-steps, at the start and again
       after plain spells that get longer with every failure and long enough that the loss of a
       probe, as predicted, is at most ``tax`` of the time.
@@ -126,7 +128,7 @@ class Fallback(Scheduler):
     inner: Scheduler = Field(description="who drafts")
     window: int = Field(64, ge=1, description="request-steps that the running means look back on")
     probe: int = Field(8, ge=1, description="request-steps before a judgement")
-    margin: float = Field(0.03, ge=0, description="gain needed to take up drafting unprobed")
+    margin: float = Field(0.05, ge=0, description="predicted gain below which it does not draft")
     tax: float = Field(0.01, gt=0, le=1, description="share of the time that probes may cost")
     best_case: float = Field(
         0.95, gt=0, le=1, description="acceptance per level at which drafting must pay to be tried"
@@ -254,10 +256,10 @@ class Fallback(Scheduler):
             return False
         if known.weight == 0:
             return True
-        if memory.quiet <= GRACE:
-            return memory.spell < self.probe or known.tokens >= cost
         if known.tokens >= cost * (1 + self.margin):
             return True
+        if memory.quiet <= GRACE:
+            return memory.spell < self.probe
         loss = (cost - known.tokens) * math.ceil(self.probe / live)
         wait = FIRST_WAIT * 2.0 ** min(memory.failed - 1, MOST_DOUBLINGS)
         return memory.quiet >= max(wait, loss / self.tax)
