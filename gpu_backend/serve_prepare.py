@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,10 @@ from echo_policies.api import Policy
 from gpu_backend import models
 from gpu_backend.cost_rows import cost_rows
 from gpu_backend.knee import Knee
-from gpu_backend.kv_pool import head_dim
 from gpu_backend.live_calibration import fit, warm_up
 from gpu_backend.measured_costs import MeasuredCosts
-from gpu_backend.prefix_backends.choice import AttentionName, choose_attention
+from gpu_backend.prefix_backends.choice import AttentionName
+from gpu_backend.prefix_backends.trial import tried_attention
 from gpu_backend.run_timing import time_run
 from gpu_backend.serve_config import ServeConfig
 from gpu_backend.serve_setup import (
@@ -170,19 +169,18 @@ def prepare_batch(
 
 
 def describe_attention(name: AttentionName, pair: ModelPair) -> str:
-    """Say in words what reads the sequences of target and draft.
+    """Try out what reads the sequences of target and draft, and say in words what it is.
 
     Raises:
-        InputError: that attention was asked for by name and cannot be used.
+        InputError: what was asked for by name cannot be used, or what was chosen does not work.
     """
-    chosen = partial(choose_attention, name)
-    target = chosen(pair.target.device, pair.target.dtype, head_dim(pair.target.config))
+    target = tried_attention(name, pair.target.config, pair.target.dtype, pair.target.device)
     draft = target
     if pair.draft is not None:
-        draft = chosen(pair.draft.device, pair.draft.dtype, head_dim(pair.draft.config))
+        draft = tried_attention(name, pair.draft.config, pair.draft.dtype, pair.draft.device)
     elif pair.head is not None:
         weight = next(pair.head.norm.parameters())
-        draft = chosen(weight.device, weight.dtype, head_dim(pair.head.config.layer_config))
+        draft = tried_attention(name, pair.head.config.layer_config, weight.dtype, weight.device)
     used = target.name
     if draft.name != target.name:
         used = f"target {target.name}, draft {draft.name}"

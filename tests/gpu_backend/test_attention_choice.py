@@ -15,6 +15,7 @@ from gpu_backend.sampling import Sampling
 from gpu_backend.serve_config import make_serve_config
 from gpu_backend.serve_prepare import describe_attention
 from gpu_backend.serve_setup import Workload
+from tests.gpu_backend import fake_attention
 from tests.gpu_backend.eagle3.heads import head_config, head_pair, tiny_head
 from tests.gpu_backend.fake_attention import FAKES, num_calls
 from tests.gpu_backend.serve import calibrated, make_engine, make_pair, requests, serve
@@ -249,3 +250,30 @@ def test_a_run_says_it_of_target_and_draft_where_they_differ(without_gpu, monkey
         choice, "_objection", lambda b, _, __, dim: ("x", "y") if dim == 12 else None
     )
     assert describe_attention("auto", pair) == "target fa3, draft torch"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_library_that_answers_otherwise_than_torch_is_refused(without_gpu, monkeypatch, name):
+    """Kind: an installed version whose kernels are not what its documentation says."""
+    pair = make_pair(draft="close")
+    original = fake_attention.softmax_rows
+
+    def sees_one_too_many(query, keys, values, scale, *, causal):
+        return original(query, keys, values, scale, causal=causal and len(query) == 1)
+
+    assert describe_attention(name, pair) == name
+    monkeypatch.setattr(fake_attention, "softmax_rows", sees_one_too_many)
+    with pytest.raises(InputError, match=f"attention: {name} must answer as torch does"):
+        describe_attention(name, pair)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_library_that_fails_is_refused_in_a_sentence(without_gpu, monkeypatch, name):
+    """Kind: kernels that are compiled at the first call, without a compiler."""
+
+    def fails(*_, **__):
+        raise RuntimeError("nvcc not found\n  at jit.py")
+
+    monkeypatch.setattr(fake_attention, "softmax_rows", fails)
+    with pytest.raises(InputError, match=f"{name} must run .* RuntimeError: nvcc not found at jit"):
+        describe_attention("auto" if name == "fa3" else name, make_pair(draft="close"))
