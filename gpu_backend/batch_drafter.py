@@ -1,12 +1,14 @@
 """An independent draft model for a whole batch: catches up on what was committed, then drafts.
 
 Its pool holds every committed token it has read. Before a draft it reads what it is behind, which
-ends with the last committed token. Accepted tokens are read again as part of the sequence.
+ends with the last committed token: what was emitted since its last draft, and a prompt that came
+while nobody drafted. Accepted tokens are read again as part of the sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +18,20 @@ from gpu_backend.ragged_model import Branches, Extension, RaggedModel
 from gpu_backend.tree_drafter import TreeDrafter
 
 IntArray = npt.NDArray[np.int64]
+Measure = Callable[[str], AbstractContextManager[object]]
 
 
 class BatchDrafter(TreeDrafter):
     """Drafts for every slot of a batch from a model that reads tokens."""
 
     def __init__(
-        self, draft: RaggedModel, num_slots: int, *, tree_rows: int, row_chunk: int = 512
+        self,
+        draft: RaggedModel,
+        num_slots: int,
+        *,
+        tree_rows: int,
+        row_chunk: int = 512,
+        measure: Measure = nullcontext,
     ) -> None:
         """Bind the model.
 
@@ -31,21 +40,37 @@ class BatchDrafter(TreeDrafter):
             num_slots: slots of the batch, B.
             tree_rows: expanded nodes that every request has room for.
             row_chunk: tokens per forward while catching up.
+            measure: context of the part "prefill", in which prompts that waited are read.
         """
         super().__init__(draft, num_slots, tree_rows)
         self.draft = draft
         self._row_chunk = row_chunk
+        self._measure = measure
         self._unread: list[list[int]] = [[] for _ in range(num_slots)]
+        self._waiting: set[int] = set()
+        """Requests of whose prompts something is unread."""
 
     @property
     def taps(self) -> tuple[int, ...]:
         """It reads no features of the target."""
         return ()
 
-    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
-        """Read prompt tokens."""
+    def read(
+        self,
+        chunks: Sequence[Extension],
+        features: Sequence[Tensor] | None = None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
+        """Read prompt tokens, or before the request's next draft where that is time enough."""
         del features
-        self.draft.extend(chunks, scores=False)
+        late = {chunk.key for chunk in chunks if can_wait or chunk.key in self._waiting}
+        for chunk in chunks:
+            if chunk.key in late:
+                self._unread[chunk.key] += chunk.tokens
+        self._waiting |= late
+        if now := [chunk for chunk in chunks if chunk.key not in late]:
+            self.draft.extend(now, scores=False)
 
     def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Note tokens to be read before the next draft."""
@@ -54,6 +79,7 @@ class BatchDrafter(TreeDrafter):
 
     def _forget(self, slot: int) -> None:
         self._unread[slot] = []
+        self._waiting.discard(slot)
 
     def _behind(self) -> set[int]:
         return {slot for slot, tokens in enumerate(self._unread) if tokens}
@@ -62,15 +88,26 @@ class BatchDrafter(TreeDrafter):
         slots = np.flatnonzero(drafting_B.cpu().numpy()).tolist()
         if not slots:
             return None
-        most = max(1, self._row_chunk // len(slots))
-        while long := [slot for slot in slots if len(self._unread[slot]) > most]:
-            self.read([Extension(slot, self._unread[slot][:most]) for slot in long])
-            for slot in long:
-                del self._unread[slot][:most]
+        with self._measure("prefill"):
+            self._read_up_to(1, self._waiting.intersection(slots))
+            self._waiting.difference_update(slots)
+        self._read_up_to(max(1, self._row_chunk // len(slots)), slots)
         logits = self.draft.extend([Extension(slot, self._unread[slot]) for slot in slots])
         for slot in slots:
             self._unread[slot] = []
         return logits
+
+    def _read_up_to(self, num_left: int, slots: Iterable[int]) -> None:
+        """Read in chunks until each of these requests is so many tokens behind at most."""
+        while long := sorted(slot for slot in slots if len(self._unread[slot]) > num_left):
+            most = max(1, self._row_chunk // len(long))
+            chunks = [
+                Extension(slot, self._unread[slot][: min(most, len(self._unread[slot]) - num_left)])
+                for slot in long
+            ]
+            self.draft.extend(chunks, scores=False)
+            for chunk in chunks:
+                del self._unread[chunk.key][: len(chunk.tokens)]
 
     def _run(self, rows: list[Branches], parent_BF: IntArray, mask_BF: Tensor) -> Tensor:
         del parent_BF, mask_BF

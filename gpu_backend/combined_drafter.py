@@ -81,9 +81,15 @@ class CombinedDrafter(StepDrafter):
         """Reserve the model's room and start a text."""
         return self._model.admit(slot, num_tokens) and self._lookup.admit(slot, num_tokens)
 
-    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
+    def read(
+        self,
+        chunks: Sequence[Extension],
+        features: Sequence[Tensor] | None = None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
         """Read and index prompt tokens."""
-        self._model.read(chunks, features)
+        self._model.read(chunks, features, can_wait=can_wait)
         self._lookup.read(chunks)
 
     def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None = None) -> None:

@@ -78,6 +78,8 @@ class Engine:
         self._steps = 0
         self._prefill_s = 0.0
         """Since the last decoding step."""
+        self._is_drafting = True
+        """Whether the last decoding step drafted."""
         self.log = RunLog()
         self.finished: list[Finished] = []
 
@@ -173,7 +175,7 @@ class Engine:
             return
         ends = [held.num_read == len(held.request.prompt) for held in served]
         logits, features = self._verifier.read(chunks, ends)
-        self.drafter.read(chunks, features)
+        self.drafter.read(chunks, features, can_wait=not self._is_drafting)
         ending = [chunk.key for chunk, is_end in zip(chunks, ends, strict=True) if is_end]
         for slot, logits_V in zip(ending, logits, strict=True):
             held = self._batch.at(slot)
@@ -214,6 +216,7 @@ class Engine:
             with watch.part("verify"):
                 self._verifier.verify(decision.forest, decision.keep_BN)
             emitted_B, accepted_B = self._commit(slots)
+        self._is_drafting = bool(decision.forest.layers)
         times = self._times(start)
         self._write(decision, request_B, emitted_B, accepted_B, times)
         feedback = Feedback(
@@ -229,8 +232,8 @@ class Engine:
             num_live=len(slots),
             num_accepted=int(accepted_B.sum()),
             num_verified=self._verifier.num_nodes,
-            has_drafted=bool(decision.forest.layers),
-            draft_layers=self.drafter.num_forwards if decision.forest.layers else 0,
+            has_drafted=self._is_drafting,
+            draft_layers=self.drafter.num_forwards if self._is_drafting else 0,
         )
         self._memory = self._session.policy.scheduler.observe(self._memory, feedback)
         self._steps += 1
@@ -269,19 +272,20 @@ class Engine:
     def _times(self, start: float) -> StepTimes:
         """Seconds of the step by part; what no part accounts for is the host's.
 
-        Prompts that were read since the last step are charged to this one.
+        Prompts that were read since the last step are charged to this one, as are those that the
+        drafter has read only in it.
         """
-        take = self._watch.take
-        draft_s, check_s, decide_s = take("draft"), take("check"), take("decide")
-        verify_s, prefill_s = take("verify"), self._prefill_s
+        parts = [self._watch.take(name) for name in ("draft", "check", "decide", "verify")]
+        late_s, before_s = self._watch.take("prefill"), self._prefill_s
         self._prefill_s = 0.0
+        draft_s, check_s, select_s, verify_s = parts
         return StepTimes(
             draft_s=draft_s,
             check_s=check_s,
-            select_s=max(decide_s - draft_s - check_s, 0.0),
+            select_s=select_s,
             verify_s=verify_s,
-            host_s=max(self._watch.now() - start - decide_s - verify_s, 0.0),
-            prefill_s=prefill_s,
+            host_s=max(self._watch.now() - start - sum(parts) - late_s, 0.0),
+            prefill_s=before_s + late_s,
         )
 
     def _write(

@@ -68,9 +68,15 @@ class LookupDrafter(StepDrafter):
         self._texts[slot] = ContextIndex()
         return True
 
-    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
+    def read(
+        self,
+        chunks: Sequence[Extension],
+        features: Sequence[Tensor] | None = None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
         """Index prompt tokens."""
-        del features
+        del features, can_wait
         for chunk in chunks:
             self._text(chunk.key).extend(chunk.tokens)
 

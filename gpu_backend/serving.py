@@ -87,7 +87,8 @@ def build_engine(
         InputError: the policy is not calibrated, or the attention cannot be used.
     """
     plan = widest_plan(policy) if policy.is_calibrated else DraftPlan(0)
-    drafter = _drafter(pair, plan, settings)
+    watch = Stopwatch(clock or device_clock(pair.target.device))
+    drafter = _drafter(pair, plan, settings, watch)
     session = open_session(
         policy, drafter, is_staged=settings.is_staged, caps_all=settings.caps_all
     )
@@ -113,7 +114,7 @@ def build_engine(
             prefill_chunk=settings.prefill_chunk,
             costs=settings.costs,
         ),
-        Stopwatch(clock or device_clock(target.device)),
+        watch,
     )
 
 
@@ -131,10 +132,12 @@ def kept_nodes(policy: Policy, plan: DraftPlan, k_max: int, *, caps_all: bool) -
     return min(limit for limit in limits if limit is not None)
 
 
-def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> ServingDrafter:
+def _drafter(
+    pair: ModelPair, plan: DraftPlan, settings: ServeSettings, watch: Stopwatch
+) -> ServingDrafter:
     if plan.levels == 0:
         return NoDrafter()
-    model = _model_drafter(pair, draft_rows(plan), settings)
+    model = _model_drafter(pair, draft_rows(plan), settings, watch)
     if not pair.looks_up:
         return model or NoDrafter()
     lookup = LookupDrafter(settings.num_slots, pair.vocab_size)
@@ -143,7 +146,9 @@ def _drafter(pair: ModelPair, plan: DraftPlan, settings: ServeSettings) -> Servi
     return CombinedDrafter(lookup, model, match=pair.match, model_levels=pair.model_levels)
 
 
-def _model_drafter(pair: ModelPair, rows: int, settings: ServeSettings) -> TreeDrafter | None:
+def _model_drafter(
+    pair: ModelPair, rows: int, settings: ServeSettings, watch: Stopwatch
+) -> TreeDrafter | None:
     """Drafter of the pair's head or draft model; None without one."""
     slots, block = _pool_slots(settings, rows), settings.max_tokens + rows
     if pair.head is not None:
@@ -159,7 +164,7 @@ def _model_drafter(pair: ModelPair, rows: int, settings: ServeSettings) -> TreeD
         role="draft",
         attention=settings.attention,
     )
-    return BatchDrafter(draft, settings.num_slots, tree_rows=rows)
+    return BatchDrafter(draft, settings.num_slots, tree_rows=rows, measure=watch.part)
 
 
 def _pool_slots(settings: ServeSettings, tree_rows: int) -> int:

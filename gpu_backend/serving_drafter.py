@@ -59,12 +59,19 @@ class ServingDrafter(Drafter, Protocol):
         """Make room for a request of so many tokens in all; False while there is none."""
         ...
 
-    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None) -> None:
+    def read(
+        self,
+        chunks: Sequence[Extension],
+        features: Sequence[Tensor] | None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
         """Take in prompt tokens; called before the request's first output token is known.
 
         Args:
             chunks: the tokens.
             features: of each chunk's tokens, ``[tokens, taps * width]``; None without taps.
+            can_wait: nobody drafts at present, so a model need not run before it is asked.
         """
         ...
 
@@ -115,7 +122,13 @@ class NoDrafter:
         del slot, num_tokens
         return True
 
-    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None) -> None:
+    def read(
+        self,
+        chunks: Sequence[Extension],
+        features: Sequence[Tensor] | None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
         """Reads nothing."""
 
     def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:

@@ -25,13 +25,15 @@ def device_clock(device: torch.device) -> Clock:
 
 
 class Stopwatch:
-    """Seconds since it was made, and seconds added up under names."""
+    """Seconds since it was made, and seconds added up under names; the innermost part counts."""
 
     def __init__(self, clock: Clock) -> None:
         """Start at zero with nothing measured."""
         self._clock = clock
         self._zero_s = clock()
         self._seconds: dict[str, float] = {}
+        self._inner_s = 0.0
+        """Of the parts that ended within the part that runs."""
 
     def now(self) -> float:
         """Seconds since the stopwatch was made."""
@@ -39,12 +41,14 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the time the block takes to a part."""
-        start = self._clock()
+        """Add the time the block takes to a part, less that of parts within it."""
+        start, outer_inner_s, self._inner_s = self._clock(), self._inner_s, 0.0
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - start
+            spent_s = self._clock() - start
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent_s - self._inner_s
+            self._inner_s = outer_inner_s + spent_s
 
     def take(self, name: str) -> float:
         """Return a part's seconds and set them to zero."""

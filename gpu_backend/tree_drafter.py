@@ -141,7 +141,13 @@ class TreeDrafter(StepDrafter, ABC):
         """Features of the target that it reads, by the layer whose input they are; ascending."""
 
     @abstractmethod
-    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
+    def read(
+        self,
+        chunks: Sequence[Extension],
+        features: Sequence[Tensor] | None = None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
         """Read prompt tokens, and the target's features of them where it has taps."""
 
     @abstractmethod

@@ -52,8 +52,18 @@ class EagleDrafter(TreeDrafter):
         """Target features, by the layer whose input they are."""
         return self.head.taps
 
-    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
-        """Read prompt tokens; the last feature of each request waits for the next token."""
+    def read(
+        self,
+        chunks: Sequence[Extension],
+        features: Sequence[Tensor] | None = None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
+        """Read prompt tokens at once, for features that wait take more room than their pairs.
+
+        The last feature of each request waits for the next token.
+        """
+        del can_wait
         assert features is not None, "a head reads the target's features"
         for chunk, features_nF in zip(chunks, features, strict=True):
             self._pending[chunk.key].add(chunk.tokens, features_nF)
