@@ -128,8 +128,10 @@ class Fallback(Scheduler):
     inner: Scheduler = Field(description="who drafts")
     window: int = Field(64, ge=1, description="request-steps that the running means look back on")
     probe: int = Field(8, ge=1, description="request-steps before a judgement")
-    margin: float = Field(0.05, ge=0, description="predicted gain below which it does not draft")
-    tax: float = Field(0.01, gt=0, le=1, description="share of the time that probes may cost")
+    margin: float = Field(
+        0.15, ge=0, description="of what drafting costs, what it must earn beyond that"
+    )
+    tax: float = Field(0.01, gt=0, le=1, description="share of the time that trying may cost")
     best_case: float = Field(
         0.95, gt=0, le=1, description="acceptance per level at which drafting must pay to be tried"
     )
@@ -256,7 +258,8 @@ class Fallback(Scheduler):
             return False
         if known.weight == 0:
             return True
-        if known.tokens >= cost * (1 + self.margin):
+        # What costs nothing, as a lookup that finds nothing, needs to earn nothing.
+        if known.tokens - 1 >= (1 + self.margin) * (cost - 1) - self.tax:
             return True
         if memory.quiet <= GRACE:
             return memory.spell < self.probe

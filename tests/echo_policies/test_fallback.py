@@ -154,6 +154,21 @@ def test_a_step_in_which_nobody_can_draft_ends_nothing():
     assert memory.failed == 0
 
 
+def test_drafting_that_costs_nothing_goes_on_without_earning_anything():
+    """Kind: a lookup that finds nothing for a while and is not asked when it would."""
+    drafted, _, _ = drive(chain(), lambda _: Prices(), lambda _: 0, live=8, steps=40)
+    assert all(drafted)
+
+
+@pytest.mark.parametrize(("accepted", "goes_on"), [(45, True), (44, False)])
+def test_drafting_must_earn_its_cost_and_the_margin_of_it(accepted, goes_on):
+    """Two layers at 0.2 s cost 0.4 steps, with the margin 0.46; a loss of 0.01 is let go."""
+    drafted, _, _ = drive(
+        chain(), lambda _: Prices(layer_s=0.2), lambda _: accepted, live=100, steps=16
+    )
+    assert drafted == [True, *[goes_on] * 15]
+
+
 def drive_slow(scheduler, *, plain, drafted, accepted, live, steps):
     """Which steps drafted where steps take longer than the cost view says."""
     costs, memory, found = Prices(layer_s=0.2), scheduler.start(), []
