@@ -108,10 +108,10 @@ def load_model(path: Path, dtype: DtypeName, device: torch.device | None = None)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=kind, output_loading_info=True, **options
         )
-        loaded[0].to(device or "cpu")
     model, loading = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     check_weights(path, loading)
     model.train(False)
+    torch.nn.Module.to(model, device)
     if needs_widening(model.dtype, model.device):
         widen_linear_layers(model)
     return model
