@@ -88,7 +88,8 @@ class WindowGroup:
     @classmethod
     def of(cls, view: View, first_row: int, query_heads: int) -> WindowGroup:
         """Lay out requests that share a view."""
-        windows, num_rows, shape = view.windows, view.num_rows, (view.num_windows, view.size)
+        windows, extent = view.windows, view.extent
+        num_rows, shape = extent.num_rows, (extent.num_windows, extent.size)
         counts = [window.num_rows for window in windows]
         is_even = len(windows) == shape[0] and min(counts) == num_rows
         bias = None
@@ -105,8 +106,8 @@ class WindowGroup:
         return cls(
             slice(first_row, first_row + sum(counts)),
             shape,
-            view.first,
-            view.spacing,
+            extent.first,
+            extent.spacing,
             None if gathered is None else torch.from_numpy(gathered),
             bias,
             None if is_even else Padding.of(view.places, counts, (shape[0], num_rows)),

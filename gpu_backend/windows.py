@@ -77,71 +77,83 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """Evenly spaced windows of one size; some may be nobody's."""
+class Extent:
+    """Evenly spaced windows of one size, as numbers."""
 
-    windows: tuple[Window, ...]
-    """Those that are somebody's, in the order of their rows and of the pool."""
+    first: int
+    """First slot of the first window."""
+    last: int
+    """First slot of the last window."""
     spacing: int
     """Slots from one window's first to the next one's; 0 for a single window."""
+    num_rows: int
+    """Rows that every window has room for, n."""
+    size: int
+    """Slots of every window, W."""
 
-    @property
-    def num_rows(self) -> int:
-        """Rows that every window has room for, n."""
-        return max(window.num_rows for window in self.windows)
-
-    @property
-    def size(self) -> int:
-        """Slots of every window, W."""
-        return max(window.size for window in self.windows)
-
-    @property
-    def first(self) -> int:
-        """First slot of the first window."""
-        return self.windows[0].first
-
-    @property
-    def places(self) -> list[int]:
-        """Which window of the view is whose."""
-        spacing = max(self.spacing, 1)
-        return [(window.first - self.first) // spacing for window in self.windows]
+    @classmethod
+    def of(cls, window: Window) -> Extent:
+        """A single window."""
+        return cls(window.first, window.first, 0, window.num_rows, window.size)
 
     @property
     def num_windows(self) -> int:
-        """Windows, nobody's included, B."""
-        return self.places[-1] + 1
+        """Windows, B."""
+        return 1 + (self.last - self.first) // max(self.spacing, 1)
 
     @property
     def cost(self) -> int:
-        """Time of its product, in rows scored against a slot."""
+        """Time of their product, in rows scored against a slot."""
         return _PER_PRODUCT + self.num_windows * self.size * (self.num_rows + _PER_SLOT)
 
-    def with_next(self, window: Window, num_slots: int) -> View | None:
-        """Take in one more window; None where one view cannot hold it."""
-        head, last = self.windows[0], self.windows[-1]
-        if head.gathered is not None or window.gathered is not None:
-            return None
-        if window.first <= last.first:
-            return None
-        spacing = math.gcd(self.spacing, window.first - last.first)
-        wider = View((*self.windows, window), spacing)
-        return wider if window.first + wider.size <= num_slots else None
+    def with_next(self, window: Window) -> Extent:
+        """Reach to a window further on."""
+        return Extent(
+            self.first,
+            window.first,
+            math.gcd(self.spacing, window.first - self.last),
+            max(self.num_rows, window.num_rows),
+            max(self.size, window.size),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Windows that share a product; some of its extent may be nobody's."""
+
+    windows: tuple[Window, ...]
+    """In the order of their rows and of the pool."""
+    extent: Extent
+
+    @property
+    def places(self) -> list[int]:
+        """Which window of the extent is whose."""
+        first, spacing = self.extent.first, max(self.extent.spacing, 1)
+        return [(window.first - first) // spacing for window in self.windows]
 
 
 def grouped(windows: Sequence[Window], num_slots: int) -> Iterator[View]:
     """Cut requests into runs that share a view where one product is cheaper than two.
 
     Args:
-        windows: of all requests, in the order of their rows.
+        windows: of all requests, in the order of their rows; at least one.
         num_slots: of the pool, which no view may leave.
     """
-    view: View | None = None
-    for window in windows:
-        alone = View((window,), 0)
-        wider = None if view is None else view.with_next(window, num_slots)
-        if view is not None and (wider is None or wider.cost > view.cost + alone.cost):
-            yield view
-            wider = None
-        view = wider or alone
-    if view is not None:
-        yield view
+    group, extent = [windows[0]], Extent.of(windows[0])
+    for window in windows[1:]:
+        wider = extent.with_next(window)
+        if _can_share(group[-1], window, wider, num_slots) and (
+            wider.cost <= extent.cost + Extent.of(window).cost
+        ):
+            group.append(window)
+            extent = wider
+        else:
+            yield View(tuple(group), extent)
+            group, extent = [window], Extent.of(window)
+    yield View(tuple(group), extent)
+
+
+def _can_share(last: Window, window: Window, wider: Extent, num_slots: int) -> bool:
+    """Whether a view can hold a window behind its last one."""
+    is_gathered = last.gathered is not None or window.gathered is not None
+    return not is_gathered and window.first > last.first and wider.last + wider.size <= num_slots

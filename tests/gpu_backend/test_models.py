@@ -3,10 +3,12 @@
 import struct
 
 import pytest
+import torch
 
 from echo_policies.errors import InputError, MissingExtraError
 from gpu_backend import models
 from gpu_backend.gguf_header import read_general
+from gpu_backend.half_products import WideLinear
 from tests.gpu_backend.tiny import VOCAB, save_model, tiny_tokenizer
 
 
@@ -19,6 +21,20 @@ def test_directory(tmp_path):
     assert not model.training
     assert models.context_limit(model) == 256
     assert models.real_vocab_size(models.load_tokenizer(folder)) == VOCAB
+
+
+def test_layers_are_widened_by_the_device_that_they_are_for(tmp_path, monkeypatch):
+    """Kind: float32 products on a GPU whose host's CPU has no half-precision instructions."""
+    monkeypatch.setattr(models, "needs_widening", lambda _, device: device.type == "cpu")
+    folder = save_model(tmp_path / "m", seed=1)
+
+    def has_wide_layers(device):
+        model = models.load_model(folder, "bfloat16", torch.device(device))
+        assert model.device.type == device
+        return any(isinstance(module, WideLinear) for module in model.modules())
+
+    assert has_wide_layers("cpu")
+    assert not has_wide_layers("meta")
 
 
 @pytest.mark.parametrize("load", [models.load_model, models.describe_model])

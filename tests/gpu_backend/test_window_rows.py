@@ -117,9 +117,9 @@ def test_a_view_is_shared_only_where_its_padding_costs_less_than_a_product():
 
 def test_a_view_reaches_over_a_block_that_is_nobodys_unless_too_many_are():
     (view,) = grouped([roots(*[50] * 4)[block] for block in (0, 1, 3)], 400)
-    assert (view.spacing, view.places, view.num_windows) == (100, [0, 1, 3], 4)
+    assert (view.extent.spacing, view.places, view.extent.num_windows) == (100, [0, 1, 3], 4)
     (view,) = grouped([roots(*[50] * 4)[block] for block in (0, 2, 3)], 400)
-    assert (view.spacing, view.places, view.num_windows) == (100, [0, 2, 3], 4)
+    assert (view.extent.spacing, view.places, view.extent.num_windows) == (100, [0, 2, 3], 4)
     far = roots(*[50] * 60)
     assert sizes([far[0], far[1], far[59]], 6000) == [2, 1]
 
