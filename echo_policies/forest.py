@@ -5,6 +5,7 @@ Shape letters: B requests, W candidates of one layer, N candidates of a request 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,6 +70,28 @@ def close_under_ancestors(forest: Forest, keep_BN: Tensor) -> Tensor:
         if layer.parent_BW is not None:
             parts[depth] = parts[depth] & parts[depth - 1].gather(1, layer.parent_BW)
     return torch.cat(parts, dim=1) if parts else keep_BN
+
+
+def model_trials(
+    forest: Forest, keep_BN: Tensor, accepted_B: Tensor, by_model: Sequence[Tensor]
+) -> tuple[int, int]:
+    """How far drafts of a model got, over all requests: depths they reached, and accepted ones.
+
+    A depth is reached where all above it was accepted and a node that the model proposed is kept.
+    The answer is on the host, so a step must be over.
+
+    Args:
+        forest: of the step.
+        keep_BN: bool [B, N], verified.
+        accepted_B: int64 [B], accepted draft tokens.
+        by_model: bool [B, W] of every depth, which candidates the model proposed.
+    """
+    trials = hits = 0
+    for depth, (kept_BW, model_BW) in enumerate(zip(forest.split(keep_BN), by_model, strict=True)):
+        tried_B = (kept_BW & model_BW).any(1) & (accepted_B >= depth)
+        trials += int(tried_B.sum())
+        hits += int((tried_B & (accepted_B > depth)).sum())
+    return trials, hits
 
 
 def clamp_to_k_max(forest: Forest, keep_BN: Tensor, k_max: int) -> Tensor:

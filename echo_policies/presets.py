@@ -15,6 +15,7 @@ from echo_policies.gates.open import OpenGate
 from echo_policies.schedulers.elastic import Elastic
 from echo_policies.schedulers.fallback import Fallback
 from echo_policies.schedulers.none import NoDraft
+from echo_policies.schedulers.price import Price
 from echo_policies.schedulers.rerank import Rerank
 from echo_policies.schedulers.static import Chain, StaticTree
 
@@ -75,6 +76,11 @@ def fixed() -> Policy:
     return Policy(name="fixed", gate=ConfidenceGate(threshold="fixed"), scheduler=Elastic())
 
 
+def price() -> Policy:
+    """Global greedy by path probability; depth and budget are what pays at measured costs."""
+    return Policy(name="price", gate=OpenGate(), scheduler=Price())
+
+
 PRESETS: dict[str, Callable[[], Policy]] = {
     factory.__name__: factory
     for factory in (
@@ -88,6 +94,7 @@ PRESETS: dict[str, Callable[[], Policy]] = {
         echo,
         dense,
         fixed,
+        price,
     )
 }
 """Every named policy of this package."""

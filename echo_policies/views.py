@@ -48,6 +48,13 @@ class StepContext:
     num_live: int | None = None
     """Requests in the batch, as a host number; None where the engine does not know it."""
     costs: CostView | None = None
+    remaining: tuple[int, ...] = ()
+    """``remaining_B`` as host numbers; empty where the engine does not know them."""
+    unread: tuple[int, ...] = ()
+    """Tokens by slot that a draft model must read before it can draft; empty where nobody is
+    behind, as in a replay."""
+    looks_up: bool = False
+    """The drafter looks its candidates up where it can, and asks a draft model elsewhere."""
 
     @property
     def level_cap_B(self) -> Tensor:
@@ -67,6 +74,10 @@ class DraftPlan:
     """Most nodes of one request that are expanded per layer, F."""
     template: RankTemplate | None = None
     """A fixed tree by ranks; the layers then carry no scores."""
+    model_levels: int | None = None
+    """Depths at which a drafter that looks up may ask its model; None leaves it to the drafter."""
+    model_slots: frozenset[int] | None = None
+    """Slots that a draft model may run for; None: all of them."""
 
     @property
     def is_chain(self) -> bool:
@@ -177,3 +188,8 @@ class Feedback:
     """Whether there was anything drafted, by whatever drafter."""
     draft_layers: int = 0
     """Draft layers that ran, as a forward of a draft model; a lookup runs none."""
+    model_trials: int = 0
+    """Depths, over all requests, that drafts of a model reached: all above was accepted, and
+    something that a model proposed was verified."""
+    model_hits: int = 0
+    """Those of them at which it was accepted. Both are counted only where there are costs."""

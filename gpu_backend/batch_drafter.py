@@ -1,8 +1,9 @@
 """An independent draft model for a whole batch: catches up on what was committed, then drafts.
 
 Its pool holds every committed token it has read. Before a draft it reads what it is behind, which
-ends with the last committed token: what was emitted since its last draft, and a prompt that came
-while nobody drafted. Accepted tokens are read again as part of the sequence.
+ends with the last committed token: what was emitted since its last draft, and before the first one
+the prompt, so that nothing is read for a request that it never drafts for. Accepted tokens are read
+again as part of the sequence.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class BatchDrafter(TreeDrafter):
             num_slots: slots of the batch, B.
             tree_rows: expanded nodes that every request has room for.
             row_chunk: tokens per forward while catching up.
-            measure: context of the part "prefill", in which prompts that waited are read.
+            measure: context of the part "prefill", in which prompts are read.
         """
         super().__init__(draft, num_slots, tree_rows)
         self.draft = draft
@@ -48,29 +49,19 @@ class BatchDrafter(TreeDrafter):
         self._measure = measure
         self._unread: list[list[int]] = [[] for _ in range(num_slots)]
         self._waiting: set[int] = set()
-        """Requests of whose prompts something is unread."""
+        """Requests whose prompts are unread."""
 
     @property
     def taps(self) -> tuple[int, ...]:
         """It reads no features of the target."""
         return ()
 
-    def read(
-        self,
-        chunks: Sequence[Extension],
-        features: Sequence[Tensor] | None = None,
-        *,
-        can_wait: bool = False,
-    ) -> None:
-        """Read prompt tokens, or before the request's next draft where that is time enough."""
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
+        """Note prompt tokens to be read before the request's first draft."""
         del features
-        late = {chunk.key for chunk in chunks if can_wait or chunk.key in self._waiting}
         for chunk in chunks:
-            if chunk.key in late:
-                self._unread[chunk.key] += chunk.tokens
-        self._waiting |= late
-        if now := [chunk for chunk in chunks if chunk.key not in late]:
-            self.draft.extend(now, scores=False)
+            self._unread[chunk.key] += chunk.tokens
+            self._waiting.add(chunk.key)
 
     def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Note tokens to be read before the next draft."""
@@ -81,8 +72,10 @@ class BatchDrafter(TreeDrafter):
         self._unread[slot] = []
         self._waiting.discard(slot)
 
-    def _behind(self) -> set[int]:
-        return {slot for slot, tokens in enumerate(self._unread) if tokens}
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """Tokens by slot that the model has not read yet."""
+        return tuple(map(len, self._unread))
 
     def _catch_up(self, drafting_B: Tensor) -> Tensor | None:
         slots = np.flatnonzero(drafting_B.cpu().numpy()).tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
 from gpu_backend.candidates import Children, candidates
@@ -23,6 +24,7 @@ class DraftStep:
         token_layers: token ids [B, W] of the candidates of every depth.
         revealed: children of the step's expansions, the roots' first, and which nodes were
             expanded.
+        model_layers: which candidates of every depth a model proposed, bool [B, W].
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -35,21 +37,28 @@ class DraftStep:
         self.plan = plan
         self.token_layers: list[IntArray] = []
         self.revealed: list[tuple[Children, Frontier | None]] = []
+        self.model_layers: list[Tensor] = []
         self._place_BW = np.zeros((self._num_slots, 0), dtype=np.int64)
 
     def reveal(
-        self, children: Children, layer: LayerView | None = None, frontier: Frontier | None = None
+        self,
+        children: Children,
+        by_model_BF: Tensor,
+        layer: LayerView | None = None,
+        frontier: Frontier | None = None,
     ) -> LayerView:
         """Lay out the children of a frontier's nodes as the next depth, and remember them.
 
         Args:
             children: of the nodes, in the frontier's places.
+            by_model_BF: whether a model proposed them.
             layer: that the frontier is of; None for the roots' children.
             frontier: the expanded nodes; None for the roots.
         """
         layout = candidates(self.plan, children, layer, frontier)
         self.revealed.append((children, frontier))
         self.token_layers.append(layout.token_BW.cpu().numpy())
+        self.model_layers.append(by_model_BF.gather(1, layout.place_BW))
         self._place_BW = layout.place_BW.cpu().numpy()
         return layout.view
 
@@ -85,6 +94,11 @@ class StepDrafter:
     def revealed(self) -> list[tuple[Children, Frontier | None]]:
         """Children of this step's expansions, the roots' first, and which nodes were expanded."""
         return self.step.revealed
+
+    @property
+    def model_layers(self) -> list[Tensor]:
+        """Which candidates of every depth a model proposed, bool [B, W]."""
+        return self.step.model_layers
 
     def tokens(self) -> IntArray:
         """Token ids [B, N] of the step's candidates."""

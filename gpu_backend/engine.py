@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echo_policies.api import CostView, Feedback, State
+from echo_policies.api import CostView, State
 from echo_policies.session import Decision, Session
 from gpu_backend.ragged_model import Extension
 from gpu_backend.serving_batch import Finished, FinishReason, ServeRequest, Serving, ServingBatch
 from gpu_backend.serving_drafter import ServingDrafter
+from gpu_backend.step_feedback import step_feedback
 from gpu_backend.step_observer import DecidedStep, StepObserver
 from gpu_backend.stopwatch import Stopwatch
 from gpu_backend.verifier import Root, TargetVerifier
@@ -78,8 +79,6 @@ class Engine:
         self._steps = 0
         self._prefill_s = 0.0
         """Since the last decoding step."""
-        self._is_drafting = True
-        """Whether the last decoding step drafted."""
         self.log = RunLog()
         self.finished: list[Finished] = []
 
@@ -175,7 +174,7 @@ class Engine:
             return
         ends = [held.num_read == len(held.request.prompt) for held in served]
         logits, features = self._verifier.read(chunks, ends)
-        self.drafter.read(chunks, features, can_wait=not self._is_drafting)
+        self.drafter.read(chunks, features)
         ending = [chunk.key for chunk, is_end in zip(chunks, ends, strict=True) if is_end]
         for slot, logits_V in zip(ending, logits, strict=True):
             held = self._batch.at(slot)
@@ -208,32 +207,30 @@ class Engine:
         )
         with torch.inference_mode():
             with watch.part("decide"):
-                ctx = batch.context(options.k_max, self._steps, device, options.costs)
+                ctx = batch.context(
+                    options.k_max,
+                    self._steps,
+                    device,
+                    costs=options.costs,
+                    unread=self.drafter.unread,
+                    looks_up=self.drafter.looks_up,
+                )
                 decision = self._session.decide(ctx, self._memory)
             if self.observer is not None:
                 served = {slot: batch.at(slot) for slot in slots}
                 self.observer.decided(DecidedStep(ctx, self._memory, decision, served))
             with watch.part("verify"):
-                self._verifier.verify(decision.forest, decision.keep_BN)
+                verified_B = self._verifier.verify(decision.forest, decision.keep_BN)
             emitted_B, accepted_B = self._commit(slots)
-        self._is_drafting = bool(decision.forest.layers)
         times = self._times(start)
         self._write(decision, request_B, emitted_B, accepted_B, times)
-        feedback = Feedback(
-            torch.from_numpy(accepted_B).to(device),
-            decision.keep_BN,
-            ctx.live_B,
-            times.draft_s,
-            times.verify_s,
-            times.total_s,
-            prefill_s=times.prefill_s,
-            costs=ctx.costs,
-            plan=decision.plan,
-            num_live=len(slots),
-            num_accepted=int(accepted_B.sum()),
-            num_verified=self._verifier.num_nodes,
-            has_drafted=self._is_drafting,
-            draft_layers=self.drafter.num_forwards if self._is_drafting else 0,
+        feedback = step_feedback(
+            ctx,
+            decision,
+            self.drafter,
+            times,
+            accepted_B=verified_B,
+            emitted_drafts_B=accepted_B,
         )
         self._memory = self._session.policy.scheduler.observe(self._memory, feedback)
         self._steps += 1

@@ -41,6 +41,10 @@ class LookupDrafter(StepDrafter):
     """It reads no features of the target."""
     num_forwards: int = 0
     """No model runs."""
+    unread: tuple[int, ...] = ()
+    """No model is behind."""
+    looks_up: bool = True
+    """It does nothing else."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         """Start without requests.
@@ -68,15 +72,9 @@ class LookupDrafter(StepDrafter):
         self._texts[slot] = ContextIndex()
         return True
 
-    def read(
-        self,
-        chunks: Sequence[Extension],
-        features: Sequence[Tensor] | None = None,
-        *,
-        can_wait: bool = False,
-    ) -> None:
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
         """Index prompt tokens."""
-        del features, can_wait
+        del features
         for chunk in chunks:
             self._text(chunk.key).extend(chunk.tokens)
 
@@ -97,12 +95,14 @@ class LookupDrafter(StepDrafter):
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Look up what follows each text."""
         self.start(plan)
-        return self.step.reveal(self.look_up(drafting_B[:, None]))
+        mask_BF = drafting_B[:, None]
+        return self.step.reveal(self.look_up(mask_BF), torch.zeros_like(mask_BF))
 
     def expand(self, layer: LayerView, frontier: Frontier) -> LayerView:
         """Look up what follows the texts with the frontier's branches behind them."""
         self.descend(frontier)
-        return self.step.reveal(self.look_up(frontier.mask_BF), layer, frontier)
+        by_model_BF = torch.zeros_like(frontier.mask_BF)
+        return self.step.reveal(self.look_up(frontier.mask_BF), by_model_BF, layer, frontier)
 
     def start(self, plan: DraftPlan) -> None:
         """Start a step at the roots."""
@@ -120,15 +120,6 @@ class LookupDrafter(StepDrafter):
                 self._branch_BF, parent_BF.tolist(), token_BF.tolist(), strict=True
             )
         ]
-
-    def matches(self, mask_BF: Tensor, num_tokens: int) -> Tensor:
-        """bool [B, F]: these nodes at whose end the last ``num_tokens`` tokens stood earlier."""
-        mask = mask_BF.cpu().numpy()
-        found_BF = np.zeros(mask.shape, dtype=bool)
-        for slot, place in np.argwhere(mask).tolist():
-            branch = self._branch_BF[slot][place]
-            found_BF[slot, place] = self._text(slot).has_followed(branch, num_tokens)
-        return torch.from_numpy(found_BF).to(mask_BF.device)
 
     def _text(self, slot: int) -> ContextIndex:
         text = self._texts[slot]

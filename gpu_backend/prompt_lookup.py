@@ -26,8 +26,8 @@ PROMPT_LOOKUP: Final = "prompt-lookup"
 MAX_NGRAM: Final = 8
 """Longest context that is looked up, in tokens."""
 
-MATCH: Final = 2
-"""Tokens that must have stood earlier for a lookup to go before a draft model (docs/results.md)."""
+CONFIDENCE: Final = 0.5
+"""Probability of the best that a lookup finds for which no draft model is asked (docs/results.md)."""
 
 MODEL_LEVELS: Final = 2
 """Depths that a draft model proposes beside lookup; likewise."""

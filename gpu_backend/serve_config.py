@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from echo_policies.errors import InputError
 from gpu_backend.config import DtypeName
 from gpu_backend.prefix_backends.choice import AttentionName
-from gpu_backend.prompt_lookup import MATCH, MAX_NGRAM, MODEL_LEVELS, PROMPT_LOOKUP
+from gpu_backend.prompt_lookup import CONFIDENCE, MODEL_LEVELS, PROMPT_LOOKUP
 from gpu_backend.sampling import Sampling
 
 
@@ -27,11 +27,11 @@ class ServeConfig(BaseModel):
     draft_vocab: int | None = Field(
         None, ge=1, description="tokens the draft model proposes, by lowest id; all if unset"
     )
-    lookup_match: int = Field(
-        MATCH,
-        ge=1,
-        le=MAX_NGRAM,
-        description="tokens that stood earlier, for a lookup before the model",
+    lookup_confidence: float = Field(
+        CONFIDENCE,
+        gt=0,
+        le=1,
+        description="probability of what a lookup finds, for which the model is not asked",
     )
     model_levels: int = Field(
         MODEL_LEVELS, ge=1, le=64, description="depths the draft model proposes beside lookup"

@@ -13,7 +13,7 @@ import typer
 
 from echo_policies.errors import InputError
 from gpu_backend.models_cli import MODEL_HELP
-from gpu_backend.prompt_lookup import MATCH, MODEL_LEVELS, PROMPT_LOOKUP
+from gpu_backend.prompt_lookup import CONFIDENCE, MODEL_LEVELS, PROMPT_LOOKUP
 from gpu_backend.serve_defaults import TARGET, small_options
 from traces.arguments import whole_numbers
 
@@ -35,9 +35,9 @@ DraftOption = Annotated[
 DraftVocabOption = Annotated[
     int | None, typer.Option(help="Tokens the draft model proposes, by lowest id; all if unset.")
 ]
-LookupMatchOption = Annotated[
-    int | None,
-    typer.Option(help=f"{PROMPT_LOOKUP}+MODEL: tokens that must repeat for a lookup [{MATCH}]."),
+LookupConfidenceOption = Annotated[
+    float | None,
+    typer.Option(help=f"{PROMPT_LOOKUP}+MODEL: probability that needs no model [{CONFIDENCE}]."),
 ]
 ModelLevelsOption = Annotated[
     int | None,
@@ -108,7 +108,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "target": TargetOption,
     "draft": DraftOption,
     "draft_vocab": DraftVocabOption,
-    "lookup_match": LookupMatchOption,
+    "lookup_confidence": LookupConfidenceOption,
     "model_levels": ModelLevelsOption,
     "prompts": PromptsOption,
     "batch_size": BatchSizeOption,

@@ -181,7 +181,7 @@ def load_pair(
         vocab_size,
         stop_tokens(target, tokenizer),
         looks_up=config.looks_up,
-        match=config.lookup_match,
+        confidence=config.lookup_confidence,
         model_levels=config.model_levels,
     )
     if found is not None:

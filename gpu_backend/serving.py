@@ -14,7 +14,7 @@ from gpu_backend.eagle3.ragged_head import RaggedHead
 from gpu_backend.engine import Engine, EngineOptions
 from gpu_backend.lookup_drafter import LookupDrafter
 from gpu_backend.prefix_backends.choice import AttentionName
-from gpu_backend.prompt_lookup import MATCH, MODEL_LEVELS
+from gpu_backend.prompt_lookup import CONFIDENCE, MODEL_LEVELS
 from gpu_backend.ragged_model import RaggedModel
 from gpu_backend.sampling import TokenRule
 from gpu_backend.serving_drafter import NoDrafter, ServingDrafter
@@ -44,8 +44,8 @@ class ModelPair:
     """An EAGLE-3 head of the target, in the place of a draft model."""
     head_summary: str = ""
     """One line that says how the head's files were understood."""
-    match: int = MATCH
-    """Tokens that must have stood earlier for a lookup before the draft model."""
+    confidence: float = CONFIDENCE
+    """Probability of what a lookup finds for which the draft model is not asked."""
     model_levels: int = MODEL_LEVELS
     """Depths that the draft model proposes beside lookup."""
 
@@ -143,7 +143,9 @@ def _drafter(
     lookup = LookupDrafter(settings.num_slots, pair.vocab_size)
     if model is None:
         return lookup
-    return CombinedDrafter(lookup, model, match=pair.match, model_levels=pair.model_levels)
+    return CombinedDrafter(
+        lookup, model, confidence=pair.confidence, model_levels=pair.model_levels
+    )
 
 
 def _model_drafter(

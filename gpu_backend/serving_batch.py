@@ -141,9 +141,25 @@ class ServingBatch:
         return held
 
     def context(
-        self, k_max: int, step: int, device: torch.device, costs: CostView | None = None
+        self,
+        k_max: int,
+        step: int,
+        device: torch.device,
+        *,
+        costs: CostView | None = None,
+        unread: tuple[int, ...] = (),
+        looks_up: bool = False,
     ) -> StepContext:
-        """What the policy may know at the start of a step; idle slots are not live."""
+        """What the policy may know at the start of a step; idle slots are not live.
+
+        Args:
+            k_max: of the batch.
+            step: number of the step.
+            device: of the tensors.
+            costs: what the policy may know of them.
+            unread: tokens by slot that the draft model is behind.
+            looks_up: whether the drafter looks up where it can.
+        """
         decoding = set(self.decoding())
         remaining = [
             held.remaining if held and slot in decoding else 1
@@ -160,4 +176,7 @@ class ServingBatch:
             level_limit=max(remaining) - 1,
             num_live=len(decoding),
             costs=costs,
+            remaining=tuple(remaining),
+            unread=unread,
+            looks_up=looks_up,
         )

@@ -43,8 +43,23 @@ class ServingDrafter(Drafter, Protocol):
         ...
 
     @property
+    def model_layers(self) -> Sequence[Tensor]:
+        """Which candidates of every depth of the step a model proposed, bool [B, W]."""
+        ...
+
+    @property
     def num_forwards(self) -> int:
         """Layers of the step that took a forward of a draft model."""
+        ...
+
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """Tokens by slot that a model must read before it can draft; empty without a model."""
+        ...
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether candidates are looked up where they can be, with a model for the others."""
         ...
 
     def require_room(self, num_tokens: int) -> None:
@@ -59,19 +74,12 @@ class ServingDrafter(Drafter, Protocol):
         """Make room for a request of so many tokens in all; False while there is none."""
         ...
 
-    def read(
-        self,
-        chunks: Sequence[Extension],
-        features: Sequence[Tensor] | None,
-        *,
-        can_wait: bool = False,
-    ) -> None:
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None) -> None:
         """Take in prompt tokens; called before the request's first output token is known.
 
         Args:
             chunks: the tokens.
             features: of each chunk's tokens, ``[tokens, taps * width]``; None without taps.
-            can_wait: nobody drafts at present, so a model need not run before it is asked.
         """
         ...
 
@@ -108,7 +116,10 @@ class NoDrafter:
     taps: tuple[int, ...] = ()
     token_layers: tuple[npt.NDArray[np.int64], ...] = ()
     revealed: tuple[tuple[Children, Frontier | None], ...] = ()
+    model_layers: tuple[Tensor, ...] = ()
     num_forwards: int = 0
+    unread: tuple[int, ...] = ()
+    looks_up: bool = False
 
     def objection(self, plan: DraftPlan) -> str | None:
         """Refuse every plan that drafts."""
@@ -122,13 +133,7 @@ class NoDrafter:
         del slot, num_tokens
         return True
 
-    def read(
-        self,
-        chunks: Sequence[Extension],
-        features: Sequence[Tensor] | None,
-        *,
-        can_wait: bool = False,
-    ) -> None:
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None) -> None:
         """Reads nothing."""
 
     def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from echo_policies.api import DraftPlan, Frontier, LayerView
@@ -32,6 +33,12 @@ def draft_rows(plan: DraftPlan) -> int:
     if plan.template is not None:
         return sum(plan.template.expanded[1:])
     return max(plan.levels - 1, 0) * plan.width
+
+
+def slots_asked(plan: DraftPlan, like_B: Tensor) -> Tensor:
+    """bool [B]: slots that a plan lets a model run for, on the device of ``like_B``."""
+    slots, every = plan.model_slots, range(len(like_B))
+    return torch.tensor([slots is None or slot in slots for slot in every], device=like_B.device)
 
 
 class DraftPool(Protocol):
@@ -53,6 +60,9 @@ class TreeDrafter(StepDrafter, ABC):
     Log-probabilities are rounded to float16 before they are added and children are ranked by
     (logit descending, token id ascending), as recordings have them.
     """
+
+    looks_up: bool = False
+    """It does nothing but ask its model."""
 
     def __init__(
         self, pool: DraftPool, num_slots: int, tree_rows: int, token_ids_V: Tensor | None = None
@@ -100,15 +110,17 @@ class TreeDrafter(StepDrafter, ABC):
     def check_integrity(self, slots: Sequence[int]) -> None:
         """Check the pool's slots, and that no other request is behind."""
         self._pool.table.check_integrity(slots)
-        assert self._behind() <= set(slots), "tokens of a request that has left"
+        behind = {slot for slot, count in enumerate(self.unread) if count}
+        assert behind <= set(slots), "tokens of a request that has left"
 
     def begin(self, plan: DraftPlan, drafting_B: Tensor) -> LayerView:
         """Catch up, and return the roots' children."""
-        return self.step.reveal(self.roots(plan, drafting_B))
+        asked_B = drafting_B & slots_asked(plan, drafting_B)
+        return self.step.reveal(self.roots(plan, asked_B), asked_B[:, None])
 
     def expand(self, layer: LayerView, frontier: Frontier) -> LayerView:
         """Run the frontier's nodes, and return their children."""
-        return self.step.reveal(self.grow(layer, frontier), layer, frontier)
+        return self.step.reveal(self.grow(layer, frontier), frontier.mask_BF, layer, frontier)
 
     def roots(self, plan: DraftPlan, drafting_B: Tensor) -> Children:
         """Start a step: catch up with these requests, and score their roots' children."""
@@ -141,14 +153,8 @@ class TreeDrafter(StepDrafter, ABC):
         """Features of the target that it reads, by the layer whose input they are; ascending."""
 
     @abstractmethod
-    def read(
-        self,
-        chunks: Sequence[Extension],
-        features: Sequence[Tensor] | None = None,
-        *,
-        can_wait: bool = False,
-    ) -> None:
-        """Read prompt tokens, and the target's features of them where it has taps."""
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
+        """Take in prompt tokens, and the target's features of them where it has taps."""
 
     @abstractmethod
     def commit(self, slot: int, tokens: Sequence[int], features: Tensor | None = None) -> None:
@@ -172,9 +178,10 @@ class TreeDrafter(StepDrafter, ABC):
     def _forget(self, slot: int) -> None:
         """Forget what a request is behind."""
 
+    @property
     @abstractmethod
-    def _behind(self) -> set[int]:
-        """Requests with tokens that are not read yet."""
+    def unread(self) -> tuple[int, ...]:
+        """Tokens by slot that the model has not read yet."""
 
     def _children(self, logits_RV: Tensor | None, mask_BF: Tensor) -> Children:
         return Children.of(logits_RV, mask_BF, self.step.plan.top_k, self._token_ids_V)

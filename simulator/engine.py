@@ -19,6 +19,7 @@ import torch
 
 from echo_policies.api import Feedback, State, StepContext
 from echo_policies.errors import InputError
+from echo_policies.forest import model_trials
 from echo_policies.session import Decision, Session, Verifier
 from simulator.batch import Batch, RequestTable
 from simulator.charge import PresentCosts, StepLoad, charge
@@ -213,6 +214,7 @@ class Engine:
             level_limit=batch.level_limit,
             num_live=live,
             costs=costs,
+            remaining=tuple(batch.allowed_B.tolist()),
         )
         self._drafter.seek(batch.position_t)
         decision = self._session.decide(ctx, memory)
@@ -257,6 +259,7 @@ class Engine:
         self._log.slots.append(np.array(rows, dtype=np.int32))
         for slot in batch.finished():
             self._finish(slot)
+        trials, hits = self._model_trials(decision, accepted_B)
         feedback = Feedback(
             torch.from_numpy(counted_B),
             decision.keep_BN,
@@ -272,8 +275,18 @@ class Engine:
             num_verified=int(decision.verified_B.sum()),
             has_drafted=decision.levels > 0,
             draft_layers=decision.levels,
+            model_trials=trials,
+            model_hits=hits,
         )
         return self._session.policy.scheduler.observe(memory, feedback)
+
+    def _model_trials(self, decision: Decision, accepted_B: torch.Tensor) -> tuple[int, int]:
+        """As the policy is told; who weighs no costs is not, which saves counting."""
+        if not self._session.policy.scheduler.uses_costs:
+            return 0, 0
+        layers = decision.forest.layers
+        proposed = [layer.exists_BW for layer in layers]
+        return model_trials(decision.forest, decision.keep_BN, accepted_B, proposed)
 
     def _finish(self, slot: int) -> None:
         served = self._served[slot]

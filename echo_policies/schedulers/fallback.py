@@ -19,7 +19,6 @@ from torch import Tensor
 
 from echo_policies.api import (
     CalibrationContext,
-    CostView,
     DraftPlan,
     Feedback,
     Frontier,
@@ -29,6 +28,7 @@ from echo_policies.api import (
     State,
     StepContext,
 )
+from echo_policies.step_seconds import draft_s
 
 if TYPE_CHECKING:
     from echo_policies.calibration import CalibrationSamples
@@ -245,7 +245,7 @@ class Fallback(Scheduler):
         said_s = costs.verify_s(live + feedback.num_verified)
         if not feedback.has_drafted:
             return replace(memory, plain=memory.plain.after(spent_s, said_s))
-        said_s += _draft_s(costs, plan, feedback.draft_layers, live)
+        said_s += draft_s(costs, plan, feedback.draft_layers, live)
         return replace(memory, drafted=memory.drafted.after(spent_s, said_s))
 
     def _drafts(self, ctx: StepContext, plan: DraftPlan, memory: FallbackMemory) -> bool:
@@ -278,7 +278,7 @@ class Fallback(Scheduler):
         plain_s = costs.verify_s(live) * memory.plain.ratio
         verify_s = costs.verify_s(live + round(live * nodes))
         slowness = memory.drafted if is_known else memory.plain
-        drafted_s = (verify_s + _draft_s(costs, plan, layers, live)) * slowness.ratio
+        drafted_s = (verify_s + draft_s(costs, plan, layers, live)) * slowness.ratio
         return drafted_s / plain_s if plain_s > 0 else math.inf
 
     def _fewest_nodes(self, plan: DraftPlan, k_max: int, live: int) -> float:
@@ -289,20 +289,6 @@ class Fallback(Scheduler):
             widest = plan.top_k + (plan.levels - 1) * plan.width * plan.top_k
             nodes = min(self.max_kept or plan.levels, widest)
         return min(nodes, k_max / live) if self.respects_k_max else nodes
-
-
-def _draft_s(costs: CostView, plan: DraftPlan, layers: float, live: int) -> float:
-    """Seconds of so many draft layers: the roots', then those of full frontiers."""
-    if layers <= 0:
-        return 0.0
-    width = plan.width
-    if plan.template is not None and plan.template.levels > 1:
-        expanded = plan.template.expanded[1:]
-        width = math.ceil(sum(expanded) / len(expanded))
-    first_s = costs.draft_layer_s(live)
-    if layers <= 1:
-        return layers * first_s
-    return first_s + (layers - 1) * costs.draft_layer_s(live * width)
 
 
 def _geometric(acceptance: float, levels: int) -> float:

@@ -52,18 +52,11 @@ class EagleDrafter(TreeDrafter):
         """Target features, by the layer whose input they are."""
         return self.head.taps
 
-    def read(
-        self,
-        chunks: Sequence[Extension],
-        features: Sequence[Tensor] | None = None,
-        *,
-        can_wait: bool = False,
-    ) -> None:
+    def read(self, chunks: Sequence[Extension], features: Sequence[Tensor] | None = None) -> None:
         """Read prompt tokens at once, for features that wait take more room than their pairs.
 
         The last feature of each request waits for the next token.
         """
-        del can_wait
         assert features is not None, "a head reads the target's features"
         for chunk, features_nF in zip(chunks, features, strict=True):
             self._pending[chunk.key].add(chunk.tokens, features_nF)
@@ -76,8 +69,10 @@ class EagleDrafter(TreeDrafter):
     def _forget(self, slot: int) -> None:
         self._pending[slot] = PendingPairs()
 
-    def _behind(self) -> set[int]:
-        return {slot for slot, pending in enumerate(self._pending) if pending.num_pairs}
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """Pairs by slot that the head has not read yet."""
+        return tuple(pending.num_pairs for pending in self._pending)
 
     def _catch_up(self, drafting_B: Tensor) -> Tensor | None:
         slots = np.flatnonzero(drafting_B.cpu().numpy()).tolist()
