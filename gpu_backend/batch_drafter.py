@@ -8,7 +8,7 @@ again as part of the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -41,7 +41,7 @@ class BatchDrafter(TreeDrafter):
             num_slots: slots of the batch, B.
             tree_rows: expanded nodes that every request has room for.
             row_chunk: tokens per forward while catching up.
-            measure: context of the part "prefill", in which prompts are read.
+            measure: context of the part "prefill": forwards in which a prompt is read.
         """
         super().__init__(draft, num_slots, tree_rows)
         self.draft = draft
@@ -81,26 +81,23 @@ class BatchDrafter(TreeDrafter):
         slots = np.flatnonzero(drafting_B.cpu().numpy()).tolist()
         if not slots:
             return None
-        with self._measure("prefill"):
-            self._read_up_to(1, self._waiting.intersection(slots))
-            self._waiting.difference_update(slots)
-        self._read_up_to(max(1, self._row_chunk // len(slots)), slots)
+        reads_prompts = not self._waiting.isdisjoint(slots)
+        self._waiting.difference_update(slots)
+        with self._measure("prefill") if reads_prompts else nullcontext():
+            return self._read(slots)
+
+    def _read(self, slots: list[int]) -> Tensor:
+        """Read in chunks what these requests are behind; the last forward has the logits."""
+        most = max(1, self._row_chunk // len(slots))
+        while long := [slot for slot in slots if len(self._unread[slot]) > most]:
+            chunks = [Extension(slot, self._unread[slot][:most]) for slot in long]
+            self.draft.extend(chunks, scores=False)
+            for slot in long:
+                del self._unread[slot][:most]
         logits = self.draft.extend([Extension(slot, self._unread[slot]) for slot in slots])
         for slot in slots:
             self._unread[slot] = []
         return logits
-
-    def _read_up_to(self, num_left: int, slots: Iterable[int]) -> None:
-        """Read in chunks until each of these requests is so many tokens behind at most."""
-        while long := sorted(slot for slot in slots if len(self._unread[slot]) > num_left):
-            most = max(1, self._row_chunk // len(long))
-            chunks = [
-                Extension(slot, self._unread[slot][: min(most, len(self._unread[slot]) - num_left)])
-                for slot in long
-            ]
-            self.draft.extend(chunks, scores=False)
-            for chunk in chunks:
-                del self._unread[chunk.key][: len(chunk.tokens)]
 
     def _run(self, rows: list[Branches], parent_BF: IntArray, mask_BF: Tensor) -> Tensor:
         del parent_BF, mask_BF

@@ -4,6 +4,7 @@ import torch
 
 from echo_policies.gates.confidence import ConfidenceGate
 from echo_policies.registry import parse
+from echo_policies.testing.play import LinearCosts
 from gpu_backend.model_preparation import prepare_model
 from gpu_backend.sampling import Sampling, choose, request_seed
 from gpu_backend.serving import ModelPair, ServeSettings, build_engine
@@ -74,6 +75,7 @@ def make_engine(pair, spec, asked, *, batch=3, k_max=12, sampling=GREEDY, **chan
         "max_tokens": max(request.num_tokens for request in asked),
         "sampling": sampling,
         "prefill_chunk": 7,
+        "costs": LinearCosts(),
         **changes,
     }
     return build_engine(pair, calibrated(spec), ServeSettings(**settings), Ticks())

@@ -39,8 +39,10 @@ CHAIN = DraftPlan(levels=6)
 
 
 @functools.cache
-def pair(draft, match=2, levels=2):
-    return replace(make_pair(draft=draft), looks_up=True, match=match, model_levels=levels)
+def pair(draft, confidence=0.5, levels=2):
+    """With 0.5, two tokens that stood together once before are enough, and one is not."""
+    models = make_pair(draft=draft)
+    return replace(models, looks_up=True, confidence=confidence, model_levels=levels)
 
 
 @functools.cache
@@ -71,9 +73,9 @@ def drafter_over(*texts, **options):
     return made
 
 
-def chain_of(made, num_B):
+def chain_of(made, num_B, plan=CHAIN):
     """Tokens proposed to every request, down a chain."""
-    layer = made.begin(CHAIN, torch.ones(num_B, dtype=torch.bool))
+    layer = made.begin(plan, torch.ones(num_B, dtype=torch.bool))
     while made.revealed and len(made.token_layers) < CHAIN.levels:
         layer = made.expand(layer, Frontier(torch.zeros((num_B, 1), dtype=int), layer.exists_BW))
     tokens, exists = made.tokens(), []
@@ -94,12 +96,35 @@ def test_repetition_is_looked_up_and_the_rest_is_the_models():
     assert second == true_next(new, 2)
 
 
-@pytest.mark.parametrize(("match", "looked_up"), [(1, True), (2, True), (3, False)])
-def test_match_is_the_tokens_that_must_repeat(match, looked_up):
+@pytest.mark.parametrize(("confidence", "looked_up"), [(0.3, True), (0.58, True), (0.6, False)])
+def test_confidence_is_the_probability_that_needs_no_model(confidence, looked_up):
+    """Two tokens seen once: 1 / (1 + 2 / 2 ** 1.5) = 0.586."""
     text = [5, 6, 7, 8, 9, 5, 6]
-    (found,) = chain_of(drafter_over(text, match=match, model_levels=1), 1)
+    (found,) = chain_of(drafter_over(text, confidence=confidence, model_levels=1), 1)
     assert (found[0] == 7) is looked_up
     assert looked_up or found == true_next(text, 1)
+
+
+def test_a_plan_says_how_deep_and_for_whom_the_model_runs():
+    """And who must not ask it gets whatever was found, however unsure: 9, behind one 4."""
+    unsure, new = [4, 9, 11, 4], [11, 12, 13]
+    plan = replace(CHAIN, model_levels=3, model_slots=frozenset({1}))
+    first, second = chain_of(drafter_over(unsure, new), 2, plan)
+    assert first == [9, 11, 4, 9, 11, 4]
+    assert second == true_next(new, 3)
+    nobody = drafter_over(unsure, new)
+    first, second = chain_of(nobody, 2, replace(CHAIN, model_levels=0))
+    assert (first, second) == ([9, 11, 4, 9, 11, 4], [])
+    assert nobody.num_forwards == 0
+
+
+def test_who_proposed_a_candidate_is_known():
+    """Kind: acceptance of a lookup that counts as the model's."""
+    made = drafter_over([5, 6, 7, 8, 9, 5, 6], [11, 12, 13])
+    chain_of(made, 2)
+    by_model_LB = torch.stack([layer[:, 0] for layer in made.model_layers])
+    assert by_model_LB[:, 0].tolist() == [False] * CHAIN.levels
+    assert by_model_LB[:, 1].tolist() == [True, True, False, False, False, False]
 
 
 def test_a_chain_goes_on_by_lookup_from_what_the_model_began():
@@ -125,8 +150,11 @@ def test_where_everything_is_looked_up_no_forward_runs_and_later_one_catches_up(
     assert calls == []
     made.commit(0, [30])
     (found,) = chain_of(made, 1)
-    assert calls == [4, "branch"]  # the old root 6, then 7 8 and 30
+    assert calls == [10, "branch"]  # the whole text
     assert found == true_next([*text, 7, 8, 30], 2)
+    made.commit(0, found)
+    chain_of(made, 1)
+    assert calls[2] == 2  # what was emitted since
 
 
 @pytest.mark.parametrize(
@@ -145,13 +173,15 @@ def test_output_is_the_targets_own(spec, draft, sampling):
     assert serve(engine, asked()) == truth(sampling)
 
 
-@pytest.mark.parametrize(("match", "levels"), [(1, 3), (2, 2), (3, 1)])
-def test_the_model_proposes_what_plain_text_gives(match, levels):
+@pytest.mark.parametrize(("confidence", "levels"), [(0.3, 3), (0.5, 2), (0.65, 1)])
+def test_the_model_proposes_what_plain_text_gives(confidence, levels):
     """Kind: wrong keys and values after lookups, accepted paths or nothing accepted.
 
     The draft is the target, so whatever the model proposes to a root is the next token.
     """
-    engine = make_engine(pair("same", match, levels), "chain:levels=5", asked(), prefill_chunk=3)
+    engine = make_engine(
+        pair("same", confidence, levels), "chain:levels=5", asked(), prefill_chunk=3
+    )
     engine.observer = capture = Capture(engine.drafter)
     asked_for, roots = [], engine.drafter._model.roots
 
@@ -218,7 +248,7 @@ def test_what_a_draft_option_names(draft, looks_up, model):
     [
         ({"draft": "prompt-lookup+"}, "must name a model behind prompt-lookup"),
         ({"draft": "prompt-lookup", "draft_vocab": 10}, "prompt lookup has none"),
-        ({"lookup_match": 9}, "lookup_match"),
+        ({"lookup_confidence": 1.5}, "lookup_confidence"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):

@@ -78,9 +78,11 @@ def test_target_and_draft_are_timed_from_a_row_to_whole_trees():
     costs = measure_costs(pair, batch_size=3, context=5, most_nodes=20, most_width=3, clock=clock)
     assert costs.verify.rows == (1, 2, 3, 6, 9, 12)
     assert costs.verify.seconds == (1, 1, 1, 1, 2, 5)
-    assert costs.draft.rows == (1, 2, 3, 6, 9)
+    assert costs.draft.rows == (1, 2, 3, 6, 8, 9, 32)  # 8 and 32 of one request that is behind
     assert costs.draft_layer_s(9) == 2.0
-    assert clock.sizes[id(pair.draft)] == [rows for rows in (1, 2, 3, 6, 9) for _ in range(4)]
+    assert clock.sizes[id(pair.draft)] == [
+        rows for rows in (1, 2, 3, 6, 8, 9, 32) for _ in range(4)
+    ]
 
 
 def test_what_the_knee_has_timed_is_not_timed_again():

@@ -1,16 +1,18 @@
 """Prompt lookup: known answers of the prediction, and recordings made with it."""
 
 import math
+import tracemalloc
+from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_policies.errors import InputError
 from gpu_backend.config import RecordConfig
 from gpu_backend.greedy import TargetOutput
-from gpu_backend.prompt_lookup import ContextIndex
+from gpu_backend.prompt_lookup import MAX_NGRAM, ContextIndex
 from gpu_backend.prompts import Prompt
 from gpu_backend.recorded_outputs import RecordedOutputs
 from gpu_backend.recording import record_lookup
@@ -28,19 +30,86 @@ def index(text, **options):
 
 
 def test_one_occurrence_by_hand():
-    """1 2 was followed by 3 once: half for 3, half escapes; then 2 alone names nothing new."""
+    """1 2 was followed by 3 once; what escapes goes to 2 alone, which names nothing new."""
     found = index([1, 2, 3, 1, 2]).followers()
+    whole = 1 + 2 / 2**1.5
     assert found.tokens == (3,)
-    assert found.log_probs == pytest.approx((math.log(0.5),))
-    assert found.escape == pytest.approx(0.5)
+    assert np.exp(found.log_probs) == pytest.approx([1 / whole])
+    assert found.escape == pytest.approx(1 - 1 / whole)
 
 
 def test_shorter_context_gets_what_escapes():
-    """After 1 2: 3 twice, 4 once (3/5 named by count 2 and 1 of 3 + 2); after 2 alone also 5."""
+    """After 1 2: 3 twice, 4 once, of 3 and the weight of two; after 2 alone 5 once, of 1 and 2."""
     found = index([1, 2, 3, 1, 2, 3, 1, 2, 4, 0, 2, 5, 1, 2]).followers()
-    assert found.tokens == (3, 5, 4)
-    assert np.exp(found.log_probs) == pytest.approx([2 / 5, 2 / 5 * 1 / 2, 1 / 5])
-    assert found.escape == pytest.approx(2 / 5 * 1 / 2)
+    whole = 3 + 2 * 2 / 2**1.5
+    left = 1 - 3 / whole
+    assert found.tokens == (3, 4, 5)
+    assert np.exp(found.log_probs) == pytest.approx([2 / whole, 1 / whole, left / 3])
+    assert found.escape == pytest.approx(left * 2 / 3)
+
+
+@pytest.mark.parametrize("order", [1, 2, 4, 8, 16])
+def test_longer_matches_are_worth_more(order):
+    """Guards against escape method C, which gives 0.5 at every order."""
+    shared = list(range(10, 10 + order))
+    found = index([1, *shared, 2, *shared]).followers()
+    assert found.tokens[0] == 2
+    assert math.exp(found.log_probs[0]) == pytest.approx(1 / (1 + 2 / order**1.5))
+
+
+def plain_followers(text, drafted, max_ngram):
+    """The definition, by a dictionary of every context."""
+    places = {}
+    for place in range(1, len(text)):
+        for order in range(1, min(max_ngram, place) + 1):
+            places.setdefault(tuple(text[place - order : place]), []).append(place)
+    context = [*text, *drafted][-max_ngram:]
+    shares, escape = {}, 1.0
+    for order in range(len(context), 0, -1):
+        ends = places.get(tuple(context[-order:]), [])
+        new = [place for place in ends if text[place] not in shares]
+        counts = Counter(text[place] for place in new)
+        if not counts:
+            continue
+        weight = 2 / order**1.5 * len(counts)
+        whole = counts.total() + weight
+        latest = {text[place]: place for place in new}
+        shares |= {t: (escape * count / whole, latest[t]) for t, count in counts.items()}
+        escape = escape * weight / whole
+    ranked = sorted(shares, key=lambda token: shares[token], reverse=True)
+    return tuple(ranked), [shares[token][0] for token in ranked], escape
+
+
+LONG_TEXTS = st.builds(
+    lambda part, times, end: part * times + end,
+    st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    st.integers(1, 300),
+    st.lists(st.integers(0, 2), max_size=20),
+)
+"""From loops of one token, in which a pair stands often enough to be sorted, to few repeats."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS | LONG_TEXTS, st.lists(st.integers(0, 4), max_size=20), st.integers(1, 17), st.data())
+def test_followers_are_those_of_the_definition(text, drafted, max_ngram, data):
+    made = index(text, max_ngram=max_ngram)
+    length = data.draw(st.none() | st.integers(0, len(text)))
+    tokens, shares, escape = plain_followers(text[:length], drafted, max_ngram)
+    found = made.followers(drafted, length)
+    assert found.tokens == tokens
+    assert np.exp(found.log_probs) == pytest.approx(shares)
+    assert found.escape == pytest.approx(escape)
+
+
+def test_memory_is_linear_in_the_text():
+    """Guards against an index that keeps every context of every length."""
+    tracemalloc.start()
+    try:
+        made = index(np.random.default_rng(0).integers(0, 10**5, 4000).tolist())
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held / len(made) < 800, "bytes a token"
 
 
 def test_latest_of_equals_comes_first():
