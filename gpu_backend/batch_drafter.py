@@ -86,7 +86,7 @@ class BatchDrafter(TreeDrafter):
         with self._measure("prefill") if reads_prompts else nullcontext():
             return self._read(slots)
 
-    def _read(self, slots: list[int]) -> Tensor:
+    def _read(self, slots: list[int]) -> Tensor | None:
         """Read in chunks what these requests are behind; the last forward has the logits."""
         most = max(1, self._row_chunk // len(slots))
         while long := [slot for slot in slots if len(self._unread[slot]) > most]:

@@ -21,6 +21,7 @@ from echo_policies.schedulers.elastic import Elastic
 from echo_policies.schedulers.rerank import Rerank
 from echo_policies.schedulers.static import Chain
 from echo_policies.session import open_session, widest_plan
+from echo_policies.testing.play import LinearCosts
 from tests.echo_policies.situation import Tree, WrittenDrafter, context, one_step
 
 # The best path has probability .9, .81, .081 at depths 1 to 3.
@@ -93,8 +94,9 @@ def test_a_batch_without_room_is_plain_decoding(name: str) -> None:
             update={"gate": ConfidenceGate(taus=((1, 0.5),)), "scheduler": Elastic(w_topk=1)}
         )
     ctx = context(2, live=[False, False], remaining=[1, 1], level_limit=0)
+    ctx = replace(ctx, costs=LinearCosts())
     drafter = WrittenDrafter([{}, {}])
-    decision = open_session(policy, drafter).decide(ctx, None)
+    decision = open_session(policy, drafter).decide(ctx, policy.scheduler.start())
     assert decision.verified_B.tolist() == [0, 0]
     assert decision.keep_BN.shape == (2, 0)
     assert drafter.calls == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from echo_policies.errors import InputError
 from gpu_backend.config import RecordConfig
 from gpu_backend.greedy import TargetOutput
-from gpu_backend.prompt_lookup import MAX_NGRAM, ContextIndex
+from gpu_backend.prompt_lookup import ContextIndex
 from gpu_backend.prompts import Prompt
 from gpu_backend.recorded_outputs import RecordedOutputs
 from gpu_backend.recording import record_lookup
