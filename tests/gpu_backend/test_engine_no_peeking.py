@@ -18,7 +18,9 @@ WARM = Sampling(temperature=1.0)
 PROMPT = [5, 9, 40, 7]
 TREE = "eagle3:levels=3,top_k=3,nodes=10"
 LAYER = {"depth", "exists_BW", "parent_BW", "path_logp_BW", "is_sorted", "entropy_BF"}
-CONTEXT = {"k_max", "step", "live_B", "remaining_B", "arrival_B", "level_limit", "num_live"}
+TENSORS = {"live_B", "remaining_B", "arrival_B"}
+NUMBERS = {"k_max", "step", "level_limit", "num_live", "remaining", "unread", "looks_up"}
+CONTEXT = TENSORS | NUMBERS
 
 
 class FirstStep:

@@ -99,13 +99,13 @@ def test_costs_are_timed_for_whoever_weighs_them_and_written(pair, tmp_path):
     (content,) = json.loads(out.read_text())["batches"]
     assert content["knee"] is None
     assert content["costs"]["verify"]["rows"] == [1, 2, 4, 6]
-    assert content["costs"]["draft"]["rows"] == [1, 2]
+    assert content["costs"]["draft"]["rows"] == [1, 2, 8, 32]
     rows = read_step_rows(steps)
     assert {row.kind for row in rows} == {"verify", "draft_layer"}
     assert len({row.context for row in rows}) == 3
-    assert len(rows) == 3 * (4 + 2)
+    assert len(rows) == 3 * (4 + 4)
     group = select_rows(rows, "target", 1)
-    assert (len(group.rows), len(group.draft)) == (12, 6)
+    assert (len(group.rows), len(group.draft)) == (12, 12)
 
 
 def test_knee_is_timed_where_no_budget_is_given(pair, tmp_path):

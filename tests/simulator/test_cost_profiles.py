@@ -29,7 +29,7 @@ models = st.sampled_from(sorted(BUILT)).map(BUILT.__getitem__)
 rows = st.integers(1, 4096)
 batches = st.integers(1, 256)
 contexts = st.integers(0, 32_768)
-ROUNDING = 1.0 + 1e-12
+ROUNDING = 1 + 1e-9
 
 
 @given(model=models, rows=rows, batch=batches, context=contexts)
