@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from echo_policies.errors import InputError
 from gpu_backend import models
 from gpu_backend.cli import app
+from gpu_backend.head_training import self_text
 from gpu_backend.head_training.config import train_config
 from gpu_backend.head_training.features import load_examples, read_features, save_examples
 from gpu_backend.head_training.job import TrainJob, train_head
@@ -34,6 +35,13 @@ from tests.gpu_backend.tiny import STOP, VOCAB, save_model, tiny_model, tiny_tok
 CONFIG = train_config(
     conversations=12, draft_vocab=60, steps=3, epochs=3, batch_tokens=64, held_out=0.2
 )
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch):
+    """Most of a run's time would go into users' turns, whose length nothing here asks for."""
+    openings = tuple(dataclasses.replace(o, max_tokens=6) for o in load_openings())
+    monkeypatch.setattr(self_text, "load_openings", lambda: openings)
 
 
 @pytest.fixture(scope="module")
