@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from gpu_backend import package_version
 from gpu_backend.answers import Answered
 from gpu_backend.config import RecordConfig
 from traces.schema import (
@@ -20,6 +19,7 @@ from traces.schema import (
     TraceArrays,
     TraceHeader,
 )
+from traces.version import package_version
 
 RecordedRequest = tuple[Answered, PositionArrays]
 
