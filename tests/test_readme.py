@@ -37,7 +37,7 @@ def test_commands_are_found():
 @pytest.mark.slow
 @pytest.mark.parametrize("block", COMMANDS, ids=lambda block: " ".join(block[0][:2]))
 def test_every_command_runs(block, tmp_path, monkeypatch, capsys):
-    """In one process, because starting one takes longer than most commands do."""
+    """In one process, because each that is started imports torch and scipy for seconds."""
     monkeypatch.chdir(tmp_path)
     for printed in BLOCKS:
         if printed["file"]:
