@@ -3,16 +3,6 @@
 from __future__ import annotations
 
 
-def package_version() -> str:
-    """Version of the installed distribution, or ``unknown`` in a bare source tree."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("echo-spec")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def library_versions() -> dict[str, str]:
     """Versions of what a run on real models depends on, as far as installed."""
     from importlib.metadata import PackageNotFoundError, version

@@ -7,21 +7,21 @@ from typing import Literal
 
 import numpy as np
 
-from gpu_backend import package_version
 from gpu_backend.answers import Answered
 from gpu_backend.config import RecordConfig
-from gpu_backend.recorder import RequestArrays
 from traces.schema import (
     Costing,
     ModelInfo,
+    PositionArrays,
     Provenance,
     RequestInfo,
     Trace,
     TraceArrays,
     TraceHeader,
 )
+from traces.version import package_version
 
-RecordedRequest = tuple[Answered, RequestArrays]
+RecordedRequest = tuple[Answered, PositionArrays]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _joined(requests: list[RecordedRequest]) -> TraceArrays:
     tokens = [len(said.output.tokens) for said, _ in requests]
     joined = {
         field.name: np.concatenate([getattr(arrays, field.name) for _, arrays in requests])
-        for field in fields(RequestArrays)
+        for field in fields(PositionArrays)
     }
     return TraceArrays(
         position_offset=np.cumsum([0, *positions], dtype=np.int64),

@@ -75,8 +75,17 @@ def build_config(**settings: object) -> RecordConfig:
     try:
         return RecordConfig.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        given = f"; got {first['input']!r}" if field else ""
-        owner = f"record.{field}" if field else "record"
-        raise InputError(f"{owner}: {first['msg']}{given}.") from None
+        raise setting_error("record", error) from None
+
+
+def setting_error(owner: str, error: ValidationError) -> InputError:
+    """The first broken rule in a sentence.
+
+    Args:
+        owner: the command that the settings are of.
+        error: of their validation.
+    """
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    name, given = (f"{owner}.{field}", f"; got {first['input']!r}") if field else (owner, "")
+    return InputError(f"{name}: {first['msg']}{given}.")

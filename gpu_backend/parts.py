@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from gpu_backend.greedy import TargetOutput
 from gpu_backend.job_folder import claim_folder
-from gpu_backend.recorder import RequestArrays
+from traces.schema import PositionArrays
 from traces.store import write_whole
 
 _OUTPUTS = TypeAdapter(list[TargetOutput])
@@ -58,13 +58,13 @@ class PartStore:
         """Whether a request is recorded."""
         return self._request_path(request).exists()
 
-    def load_request(self, request: int) -> RequestArrays:
+    def load_request(self, request: int) -> PositionArrays:
         """Arrays of one recorded request."""
         from safetensors.numpy import load_file
 
-        return RequestArrays(**load_file(self._request_path(request)))
+        return PositionArrays(**load_file(self._request_path(request)))
 
-    def save_request(self, request: int, arrays: RequestArrays) -> None:
+    def save_request(self, request: int, arrays: PositionArrays) -> None:
         """Keep the arrays of one request."""
         import numpy as np
         from safetensors.numpy import save

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gpu_backend.beam import chain_slot, choose_slots
 from gpu_backend.config import RecordConfig
-from traces.schema import NO_SLOT
+from traces.schema import NO_SLOT, PositionArrays
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -52,21 +52,6 @@ class Nodes(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestArrays:
-    """One request's share of :class:`traces.schema.TraceArrays`, same names and shapes."""
-
-    tokens: npt.NDArray[np.int32]
-    root_logp: npt.NDArray[np.float16]
-    slot_child: npt.NDArray[np.int16]
-    child_logp: npt.NDArray[np.float16]
-    chain_logp: npt.NDArray[np.float16]
-    path_rank: npt.NDArray[np.int32]
-    path_logp: npt.NDArray[np.float16]
-    root_entropy: npt.NDArray[np.float16]
-    slot_entropy: npt.NDArray[np.float16]
-
-
 @dataclass(slots=True)
 class _Candidates:
     """Candidates of one depth at every position, ``[P, N]`` each."""
@@ -91,7 +76,7 @@ class _Layers:
 
 def record_positions(
     nodes: Nodes, output: list[int], num_emitted: int, config: RecordConfig
-) -> RequestArrays:
+) -> PositionArrays:
     """Record every position of one request.
 
     Args:
@@ -116,7 +101,7 @@ def record_positions(
         layers.chain_logp.append(_best_child(nodes, chain_P))
     rank, logp = nodes.path(len(roots), config.chain_levels)
     slots, width = config.num_slots, config.top_k
-    return RequestArrays(
+    return PositionArrays(
         tokens=np.array(output, dtype=np.int32),
         root_logp=nodes.child_logp[roots, : config.root_width],
         slot_child=_stacked(layers.slot_child, (len(roots), 0, slots), np.int16),

@@ -29,8 +29,8 @@ from gpu_backend.node_trie import NodeTrie
 from gpu_backend.parts import PartStore
 from gpu_backend.prompts import Prompt, Question, load_questions, task_name
 from gpu_backend.recorded_outputs import RecordedOutputs
-from gpu_backend.recorder import RequestArrays, record_positions
-from traces.schema import ModelInfo, Trace
+from gpu_backend.recorder import record_positions
+from traces.schema import ModelInfo, PositionArrays, Trace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -118,7 +118,7 @@ def check_lengths(
 
 def record_request(
     draft: PreTrainedModel, prompt: Prompt, output: TargetOutput, config: RecordConfig
-) -> RequestArrays:
+) -> PositionArrays:
     """Record all positions of one request with a draft from :func:`prepare_model`."""
     tree = DraftTree(
         draft,
@@ -133,7 +133,7 @@ def record_request(
 
 def record_lookup(
     prompt: Prompt, output: TargetOutput, config: RecordConfig, vocab: int
-) -> RequestArrays:
+) -> PositionArrays:
     """Record all positions of one request with prompt lookup as the drafter."""
     nodes = LookupTrie(prompt.token_ids, output.tokens, width=config.num_children, vocab_size=vocab)
     return record_positions(nodes, output.tokens, output.num_emitted, config)
@@ -251,7 +251,7 @@ def _recorded_outputs(job: RecordingJob, target: ModelInfo) -> RecordedOutputs |
 
 def _request_recorder(
     job: RecordingJob, pair: _Pair, requests: list[Answered]
-) -> Callable[[Answered], RequestArrays]:
+) -> Callable[[Answered], PositionArrays]:
     """What records one request; the draft model is loaded here."""
     if job.draft is None:
         return lambda said: record_lookup(said.prompt, said.output, job.config, pair.vocab_size)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from gpu_backend import package_version
 from gpu_backend.exits import INTERRUPTED, first_interrupt_asks, user_errors
 from gpu_backend.serve_options import GivenOptions, takes_run_options
 from gpu_backend.serve_start import start
+from traces.version import package_version
 
 JsonOption = Annotated[Path | None, typer.Option(help="Write everything to this file.")]
 WriteCostsOption = Annotated[

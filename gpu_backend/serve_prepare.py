@@ -15,7 +15,7 @@ from gpu_backend.cost_rows import cost_rows
 from gpu_backend.knee import Knee
 from gpu_backend.live_calibration import fit, warm_up
 from gpu_backend.measured_costs import MeasuredCosts
-from gpu_backend.prefix_backends.choice import AttentionName
+from gpu_backend.prefix_backends.choice import Attention, AttentionName
 from gpu_backend.prefix_backends.trial import tried_attention
 from gpu_backend.run_timing import time_run
 from gpu_backend.serve_config import ServeConfig
@@ -102,7 +102,7 @@ def prepare(
     policies = chosen_policies(config, config.batch_sizes[0])
     calibrates = not all(policy.is_calibrated for policy in policies)
     pair, tokenizer = load_pair(config, [model.path for model in located], device)
-    attention = describe_attention(config.attention, pair)
+    attentions = try_attention(config.attention, pair)
     workload = make_workload(config, pair, tokenizer, calibrates=calibrates)
     batches = [
         prepare_batch(config, pair, workload, size, writes_costs=writes_costs)
@@ -139,7 +139,7 @@ def prepare(
         calibration=calibration,
         target=target,
         draft=drafts[0] if drafts else None,
-        attention=attention,
+        attention=describe_attention(*attentions, device),
     )
 
 
@@ -168,24 +168,33 @@ def prepare_batch(
     return PreparedBatch(settings, timed.knee, timed.costs, timed.by_context, tuple(policies))
 
 
-def describe_attention(name: AttentionName, pair: ModelPair) -> str:
-    """Try out what reads the sequences of target and draft, and say in words what it is.
+def try_attention(name: AttentionName, pair: ModelPair) -> tuple[Attention, Attention]:
+    """Choose what reads the sequences of target and draft, and hold libraries against torch.
+
+    Returns:
+        The target's, and the draft's; the target's again where nothing drafts with attention.
 
     Raises:
         InputError: what was asked for by name cannot be used, or what was chosen does not work.
     """
     target = tried_attention(name, pair.target.config, pair.target.dtype, pair.target.device)
-    draft = target
     if pair.draft is not None:
-        draft = tried_attention(name, pair.draft.config, pair.draft.dtype, pair.draft.device)
-    elif pair.head is not None:
+        draft = pair.draft
+        return target, tried_attention(name, draft.config, draft.dtype, draft.device)
+    if pair.head is not None:
         weight = next(pair.head.norm.parameters())
-        draft = tried_attention(name, pair.head.config.layer_config, weight.dtype, weight.device)
+        config = pair.head.config.layer_config
+        return target, tried_attention(name, config, weight.dtype, weight.device)
+    return target, target
+
+
+def describe_attention(target: Attention, draft: Attention, device: torch.device) -> str:
+    """Say in words what reads the sequences, and on a GPU what would have been preferred."""
     used = target.name
     if draft.name != target.name:
         used = f"target {target.name}, draft {draft.name}"
     # On a CPU nobody expects one of the libraries.
-    passed_over = target.passed_over if pair.target.device.type == "cuda" else ()
+    passed_over = target.passed_over if device.type == "cuda" else ()
     return "; ".join([used, *passed_over])
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from simulator import cli
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs" / "policies.md").read_text()
@@ -19,31 +21,41 @@ BLOCK = re.compile(
 BLOCKS = [match.groupdict() for text in (README, GUIDE) for match in BLOCK.finditer(text)]
 
 
-def commands() -> list[str]:
-    """Every `simulate` line, in order, setup lines left out."""
-    lines = [
-        line for block in BLOCKS if block["kind"] == "bash" for line in block["text"].split("\n")
-    ]
-    return [line for line in lines if line.startswith("simulate ")]
+def commands(block) -> list[list[str]]:
+    """Arguments of every `simulate` line of a block, in order, setup lines left out."""
+    lines = block["text"].split("\n") if block["kind"] == "bash" else []
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("simulate ")]
+
+
+COMMANDS = [found for found in map(commands, BLOCKS) if found]
+
+
+def test_commands_are_found():
+    assert sum(map(len, COMMANDS)) > 10
 
 
 @pytest.mark.slow
-def test_every_command_runs(tmp_path):
-    for block in BLOCKS:
-        if block["file"]:
-            (tmp_path / block["file"]).write_text(block["text"])
-    assert len(commands()) > 10
-    for command in commands():
-        arguments = shlex.split(command, comments=True)[1:]
-        run = subprocess.run(
-            [sys.executable, "-m", "simulator.cli", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert run.returncode == 0, f"{command}\n{run.stdout}\n{run.stderr}"
+@pytest.mark.parametrize("block", COMMANDS, ids=lambda block: " ".join(block[0][:2]))
+def test_every_command_runs(block, tmp_path, monkeypatch, capsys):
+    """In one process, because each that is started imports torch and scipy for seconds."""
+    monkeypatch.chdir(tmp_path)
+    for printed in BLOCKS:
+        if printed["file"]:
+            Path(printed["file"]).write_text(printed["text"])
+    for arguments in block:
+        monkeypatch.setattr(sys, "argv", ["simulate", *arguments])
+        status: object = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        said = capsys.readouterr()
+        assert status == 0, f"{shlex.join(sys.argv)}\n{said.out}\n{said.err}"
+
+
+def test_a_command_runs_in_a_process_of_its_own():
+    arguments = next(each for block in COMMANDS for each in block if "validate" in each)
+    subprocess.run([sys.executable, "-m", "simulator.cli", *arguments], timeout=300, check=True)
 
 
 @pytest.mark.slow

@@ -21,8 +21,7 @@ CALIBRATION_SUFFIX: Final = ".calibration.json"
 
 def available() -> dict[str, Path]:
     """Bundled traces by name, sorted."""
-    folder = Path(str(resources.files("traces").joinpath("data")))
-    return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    return _bundled(SUFFIX)
 
 
 def resolve(name_or_path: str) -> Path:
@@ -45,9 +44,7 @@ def resolve(name_or_path: str) -> Path:
 
 def calibrations() -> dict[str, Path]:
     """Calibrations of bundled traces by the trace's name, sorted."""
-    folder = Path(str(resources.files("traces").joinpath("data")))
-    files = sorted(folder.glob(f"*{CALIBRATION_SUFFIX}"))
-    return {path.name.removesuffix(CALIBRATION_SUFFIX): path for path in files}
+    return _bundled(CALIBRATION_SUFFIX)
 
 
 def resolve_calibration(name_or_path: str | Path) -> Path:
@@ -73,3 +70,9 @@ def open_trace(name_or_path: str) -> Trace:
         TraceError: the file is not a valid trace.
     """
     return load(resolve(name_or_path))
+
+
+def _bundled(suffix: str) -> dict[str, Path]:
+    """Bundled files by their names without the suffix, sorted."""
+    folder = Path(str(resources.files("traces").joinpath("data")))
+    return {path.name.removesuffix(suffix): path for path in sorted(folder.glob(f"*{suffix}"))}

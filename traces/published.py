@@ -7,6 +7,7 @@ from typing import Final
 
 from traces.resample import ORDERS, Tilt
 from traces.schema import Costing, ModelInfo, Provenance, RequestInfo, Trace, TraceHeader
+from traces.version import package_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def synthetic_header(
     given = recording.header
     provenance = Provenance(
         kind="synthetic",
-        generator=f"traces.synthetic {_version()}",
+        generator=f"traces.synthetic {package_version()}",
         date=given.provenance.date,
         seed=seed,
         sources=tuple(
@@ -148,12 +149,3 @@ def _notes(recording: Trace) -> tuple[str, ...]:
         f"Drawn from the recording {given.name!r}, {pair}, SHA-256 {recording.digest}; its date.",
         *(note.format(orders=ORDERS) for note in NOTES),
     )
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("echo-spec")
-    except PackageNotFoundError:
-        return "unknown"

@@ -134,14 +134,12 @@ class TraceHeader(_Frozen):
     requests: tuple[RequestInfo, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TraceArrays:
-    """The arrays of a trace, all of them read-only.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PositionArrays:
+    """What is recorded at positions, one request's or those of a whole trace.
 
-    Request q owns positions ``position_offset[q]:position_offset[q + 1]`` and tokens
-    ``token_offset[q]:token_offset[q + 1]``. Tokens go beyond the emitted output of ``n`` tokens
-    (``n`` = number of positions + 1) when the output was cut by length, so that the path of the
-    last positions is real.
+    Tokens go beyond the emitted output of ``n`` tokens (``n`` = number of positions + 1) when the
+    output was cut by length, so that the path of the last positions is real.
 
     Depth-d candidates are the root's children for d = 1 (``root_width`` of them), and the
     children of the depth d - 1 slots for d > 1 (``W * k``, slot-major). ``slot_child[p, d - 1, w]``
@@ -149,10 +147,6 @@ class TraceArrays:
     children of that slot, candidates of depth d + 1. W is ``beam_width + 1``.
     """
 
-    position_offset: npt.NDArray[np.int64]
-    """[Q + 1]"""
-    token_offset: npt.NDArray[np.int64]
-    """[Q + 1]"""
     tokens: npt.NDArray[np.int32]
     """[T] output tokens, look-ahead included."""
     root_logp: npt.NDArray[np.float16]
@@ -171,6 +165,20 @@ class TraceArrays:
     """[P] optional: entropy (nats) of the draft distribution at the root."""
     slot_entropy: npt.NDArray[np.float16] | None = None
     """[P, D - 1, W] optional: entropy (nats) at every slot, 0 in empty ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TraceArrays(PositionArrays):
+    """The arrays of a trace, all of them read-only.
+
+    Request q owns positions ``position_offset[q]:position_offset[q + 1]`` and tokens
+    ``token_offset[q]:token_offset[q + 1]``.
+    """
+
+    position_offset: npt.NDArray[np.int64]
+    """[Q + 1]"""
+    token_offset: npt.NDArray[np.int64]
+    """[Q + 1]"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

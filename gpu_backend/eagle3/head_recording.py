@@ -21,7 +21,8 @@ from gpu_backend.greedy import TargetOutput
 from gpu_backend.model_preparation import prepare_model
 from gpu_backend.prompts import Prompt
 from gpu_backend.ragged_model import Extension, RaggedModel
-from gpu_backend.recorder import RequestArrays, record_positions
+from gpu_backend.recorder import record_positions
+from traces.schema import PositionArrays
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,7 +71,7 @@ class HeadRecorder:
         prepare_model(model, vocab_size, "target")
         return cls(model, found.head, config)
 
-    def record(self, prompt: Prompt, output: TargetOutput) -> RequestArrays:
+    def record(self, prompt: Prompt, output: TargetOutput) -> PositionArrays:
         """Record all positions of one request."""
         config, text = self.config, [*prompt.token_ids, *output.tokens]
         tree = HeadTree(

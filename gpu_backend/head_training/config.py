@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from echo_policies.errors import InputError
+from gpu_backend.config import setting_error
 
 
 class TrainConfig(BaseModel):
@@ -33,6 +33,4 @@ def train_config(**settings: object) -> TrainConfig:
     try:
         return TrainConfig.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"train-head.{field}: {first['msg']}; got {first['input']!r}.") from None
+        raise setting_error("train-head", error) from None

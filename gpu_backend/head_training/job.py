@@ -91,6 +91,16 @@ class TrainJob:
 
 
 @dataclass(frozen=True, slots=True)
+class _Ready:
+    """What is trained, on what."""
+
+    head: Eagle3Head
+    train: list[Example]
+    held_out: list[Example]
+    target_num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """What a training came to."""
 
@@ -128,12 +138,8 @@ def train_head(job: TrainJob, progress: Progress, on_epoch: Callable[[Epoch], No
     for folder in (job.text, job.features, job.head):
         folder.mkdir(exist_ok=True)
     _write_text(job, tokenizer, progress)
-    target = models.load_model(job.target, "float32")
-    examples = _examples(job, target, progress)
-    num_held_out = max(1, round(config.held_out * len(examples)))
-    held_out, train = examples[:num_held_out], examples[num_held_out:]
-    vocab_size = models.real_vocab_size(tokenizer)
-    head = _start(job, target, vocab_size, train)
+    ready = _prepare(job, models.real_vocab_size(tokenizer), progress)
+    head, train, held_out = ready.head, ready.train, ready.held_out
     trainer = Trainer(head, config, train, held_out, job.head / "checkpoint.pt")
     trainer.run(lambda done, total: progress("training", done, total), on_epoch)
     trained = Trained(
@@ -146,7 +152,7 @@ def train_head(job: TrainJob, progress: Progress, on_epoch: Callable[[Epoch], No
     save_head(
         head,
         job.out,
-        target_num_layers=target.config.num_hidden_layers,
+        target_num_layers=ready.target_num_layers,
         metadata=_metadata(job, trained, models.tokenizer_fingerprint(tokenizer)),
         dtype=SAVED_DTYPE,
     )
@@ -160,7 +166,11 @@ def coverage(examples: list[Example], token_ids_D: torch.Tensor) -> float:
 
 
 def _write_text(job: TrainJob, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> None:
-    """Let the target write the dialogues that are not on disk yet, in whole parts."""
+    """Let the target write the dialogues that are not on disk yet, in whole parts.
+
+    This target is not the one whose features are read: packed for serving, it has given up the
+    output layer that the head starts from, and keeping that beside it would cost memory.
+    """
     missing = [part for part in range(job.num_parts) if not _holds_all(job, part)]
     if not missing:
         return
@@ -179,6 +189,16 @@ def _write_text(job: TrainJob, tokenizer: PreTrainedTokenizerBase, progress: Pro
         # Of a part that ended an earlier run with fewer dialogues.
         _features(job, part).unlink(missing_ok=True)
         save_dialogues(_text(job, part), writer.write(job.numbers(part), report))
+
+
+def _prepare(job: TrainJob, vocab_size: int, progress: Progress) -> _Ready:
+    """Read features and make a head; of the target, training keeps only what the head shares."""
+    target = models.load_model(job.target, "float32")
+    examples = _examples(job, target, progress)
+    num_held_out = max(1, round(job.config.held_out * len(examples)))
+    held_out, train = examples[:num_held_out], examples[num_held_out:]
+    head = _start(job, target, vocab_size, train)
+    return _Ready(head, train, held_out, target.config.num_hidden_layers)
 
 
 def _examples(job: TrainJob, target: PreTrainedModel, progress: Progress) -> list[Example]:

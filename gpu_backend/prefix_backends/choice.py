@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Final, Literal
 
@@ -13,10 +14,10 @@ import torch
 
 from echo_policies.errors import InputError
 from gpu_backend.kv_pool import KvPool
-from gpu_backend.prefix_backends.fa2 import Fa2
-from gpu_backend.prefix_backends.fa3 import Fa3
+from gpu_backend.prefix_backends.fa2 import Fa2Pass
+from gpu_backend.prefix_backends.fa3 import Fa3Pass
 from gpu_backend.prefix_backends.flashinfer import Flashinfer
-from gpu_backend.prefix_backends.layout import LayOut
+from gpu_backend.prefix_backends.layout import FirstPass, LayOut, RaggedLayOut, RaggedSequences
 
 AttentionName = Literal["auto", "torch", "fa3", "flashinfer", "fa2"]
 
@@ -41,8 +42,12 @@ class Backend:
     gpus: str
     """These in words."""
     head_dims: Collection[int]
-    make: Callable[[ModuleType, KvPool, int], LayOut]
-    """From module, pool and query heads."""
+    first_pass: Callable[[ModuleType, KvPool, int], Callable[[RaggedSequences], FirstPass]]
+    """From module, pool and query heads: what makes the passes of a run."""
+
+    def lay_out(self, module: ModuleType, pool: KvPool, query_heads: int) -> LayOut:
+        """What makes its passes over a pool."""
+        return RaggedLayOut(self.first_pass(module, pool, query_heads))
 
 
 BACKENDS: Final = (
@@ -63,7 +68,7 @@ BACKENDS: Final = (
         majors=range(9, 10),
         gpus="9.x (Hopper)",
         head_dims=UP_TO_256,
-        make=lambda module, _, __: Fa3(module),
+        first_pass=lambda module, _, __: partial(Fa3Pass.of, module),
     ),
     Backend(
         name="flashinfer",
@@ -74,7 +79,7 @@ BACKENDS: Final = (
         gpus="8.0 or more",
         # It does not refuse others but computes them wrongly (flashinfer issue 4299).
         head_dims=(64, 128, 256),
-        make=Flashinfer,
+        first_pass=lambda module, pool, heads: Flashinfer(module, pool, heads).plan,
     ),
     Backend(
         name="fa2",
@@ -93,7 +98,7 @@ BACKENDS: Final = (
         majors=AMPERE_OR_NEWER,
         gpus="8.0 or more",
         head_dims=UP_TO_256,
-        make=lambda module, _, __: Fa2(module),
+        first_pass=lambda module, _, __: partial(Fa2Pass.of, module),
     ),
 )
 """In the order in which they are preferred."""
@@ -118,7 +123,7 @@ class Attention:
         """What makes its passes over a pool; None for torch."""
         if self.backend is None or self.module is None:
             return None
-        return self.backend.make(self.module, pool, query_heads)
+        return self.backend.lay_out(self.module, pool, query_heads)
 
 
 def choose_attention(

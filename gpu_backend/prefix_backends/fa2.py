@@ -13,38 +13,15 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kv_pool import KvPool
-from gpu_backend.prefix_backends.layout import IntArray, RaggedSequences
-
-
-@dataclass(frozen=True, slots=True)
-class Fa2:
-    """Makes passes of ``flash_attn_varlen_func``."""
-
-    module: ModuleType
-    """``flash_attn``."""
-
-    def __call__(
-        self,
-        seen: list[IntArray],
-        num_rows: list[int],
-        device: torch.device,
-        *,
-        is_causal: bool,
-    ) -> Fa2Pass:
-        """Copy the slots to the device; see :class:`gpu_backend.prefix_backends.layout.LayOut`."""
-        sequences = RaggedSequences.of(seen, num_rows, device)
-        first_row_B1, first_slot_B1, slots_T = (
-            torch.from_numpy(array).to(device)
-            for array in (sequences.first_row_B1, sequences.first_slot_B1, sequences.slots_T)
-        )
-        return Fa2Pass(self.module, sequences, first_row_B1, first_slot_B1, slots_T, is_causal)
+from gpu_backend.prefix_backends.layout import RaggedSequences
 
 
 @dataclass(frozen=True, slots=True)
 class Fa2Pass:
-    """Pass of one forward."""
+    """Pass of one forward by ``flash_attn_varlen_func``."""
 
     module: ModuleType
+    """``flash_attn``."""
     sequences: RaggedSequences
     first_row_B1: Tensor
     """int32."""
@@ -52,7 +29,15 @@ class Fa2Pass:
     """int32."""
     slots_T: Tensor
     """int32."""
-    is_causal: bool
+
+    @classmethod
+    def of(cls, module: ModuleType, sequences: RaggedSequences) -> Fa2Pass:
+        """Copy the slots to the device."""
+        first_row_B1, first_slot_B1, slots_T = (
+            torch.from_numpy(array).to(sequences.device)
+            for array in (sequences.first_row_B1, sequences.first_slot_B1, sequences.slots_T)
+        )
+        return cls(module, sequences, first_row_B1, first_slot_B1, slots_T)
 
     def attend(self, pool: KvPool, layer: int, query_hgRd: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`gpu_backend.prefix_backends.layout.FirstPass`."""
@@ -71,7 +56,7 @@ class Fa2Pass:
                 max_seqlen_k=self.sequences.most_slots,
                 dropout_p=0.0,
                 softmax_scale=1.0,  # queries are scaled
-                causal=self.is_causal,
+                causal=self.sequences.is_causal,
                 return_attn_probs=True,
             )
             return out_RHd, lse_HR.transpose(0, -1)

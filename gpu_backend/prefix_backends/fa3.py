@@ -14,41 +14,15 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kv_pool import KvPool
-from gpu_backend.prefix_backends.layout import IntArray, RaggedSequences
-
-
-@dataclass(frozen=True, slots=True)
-class Fa3:
-    """Makes passes of ``flash_attn_with_kvcache``; a slot is a page of one token."""
-
-    module: ModuleType
-    """``flash_attn_interface``."""
-
-    def __call__(
-        self,
-        seen: list[IntArray],
-        num_rows: list[int],
-        device: torch.device,
-        *,
-        is_causal: bool,
-    ) -> Fa3Pass:
-        """Copy the table to the device; see :class:`gpu_backend.prefix_backends.layout.LayOut`."""
-        sequences = RaggedSequences.of(seen, num_rows, device)
-        table_BS = np.zeros((len(seen), sequences.most_slots), dtype=np.int32)
-        for request, slots in enumerate(seen):
-            table_BS[request, : len(slots)] = slots
-        first_row_B1, length_B, table = (
-            torch.from_numpy(array).to(device)
-            for array in (sequences.first_row_B1, sequences.num_slots_B, table_BS)
-        )
-        return Fa3Pass(self.module, sequences, first_row_B1, length_B, table, is_causal)
+from gpu_backend.prefix_backends.layout import RaggedSequences
 
 
 @dataclass(frozen=True, slots=True)
 class Fa3Pass:
-    """Pass of one forward."""
+    """Pass of one forward by ``flash_attn_with_kvcache``; a slot is a page of one token."""
 
     module: ModuleType
+    """``flash_attn_interface``."""
     sequences: RaggedSequences
     first_row_B1: Tensor
     """int32."""
@@ -56,7 +30,19 @@ class Fa3Pass:
     """int32: slots that each request sees."""
     table_BS: Tensor
     """int32: which slots; any where there is none."""
-    is_causal: bool
+
+    @classmethod
+    def of(cls, module: ModuleType, sequences: RaggedSequences) -> Fa3Pass:
+        """Copy the table to the device."""
+        num_slots_B = sequences.num_slots_B
+        is_slot_BS = np.arange(sequences.most_slots) < num_slots_B[:, None]
+        table_BS = np.zeros(is_slot_BS.shape, dtype=np.int32)
+        table_BS[is_slot_BS] = sequences.slots_T
+        first_row_B1, length_B, table = (
+            torch.from_numpy(array).to(sequences.device)
+            for array in (sequences.first_row_B1, num_slots_B, table_BS)
+        )
+        return cls(module, sequences, first_row_B1, length_B, table)
 
     def attend(self, pool: KvPool, layer: int, query_hgRd: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`gpu_backend.prefix_backends.layout.FirstPass`."""
@@ -73,7 +59,7 @@ class Fa3Pass:
                 cu_seqlens_q=self.first_row_B1,
                 max_seqlen_q=self.sequences.most_rows,
                 softmax_scale=1.0,  # queries are scaled
-                causal=self.is_causal,
+                causal=self.sequences.is_causal,
                 num_splits=1,  # a row's rounding must not depend on its batch
                 return_softmax_lse=True,
             )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kv_pool import KvPool
-from gpu_backend.prefix_backends.layout import IntArray, RaggedSequences
+from gpu_backend.prefix_backends.layout import RaggedSequences
 
 WORKSPACE_BYTES: Final = 128 * 2**20
 """What flashinfer recommends."""
@@ -42,27 +42,19 @@ class Flashinfer:
         self._heads = (query_heads, pool.num_heads, pool.head_dim)
         self._dtype = pool.dtype
 
-    def __call__(
-        self,
-        seen: list[IntArray],
-        num_rows: list[int],
-        device: torch.device,
-        *,
-        is_causal: bool,
-    ) -> FlashinferPass:
-        """Plan a forward; see :class:`gpu_backend.prefix_backends.layout.LayOut`."""
-        sequences = RaggedSequences.of(seen, num_rows, device)
+    def plan(self, sequences: RaggedSequences) -> FlashinferPass:
+        """Plan a forward."""
         if sequences.most_slots:
             # The plan is made on the host: what it reads there stays there.
             self.wrapper.plan(
                 torch.from_numpy(sequences.first_row_B1),
                 torch.from_numpy(sequences.first_slot_B1),
-                torch.from_numpy(sequences.slots_T).to(device),
+                torch.from_numpy(sequences.slots_T).to(sequences.device),
                 # Tokens of the last page: lengths are (pages - 1) * 1 + this, but at least this.
                 torch.from_numpy(np.minimum(sequences.num_slots_B, 1)),
                 *self._heads,
                 1,
-                causal=is_causal,
+                causal=sequences.is_causal,
                 sm_scale=1.0,  # queries are scaled
                 q_data_type=self._dtype,
                 kv_data_type=self._dtype,

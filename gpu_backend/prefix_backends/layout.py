@@ -68,6 +68,10 @@ class LayOut(Protocol):
 class RaggedSequences:
     """Requests end to end, on the host, as kernels for ragged batches take them."""
 
+    device: torch.device
+    """Of the kernels."""
+    is_causal: bool
+    """See :class:`LayOut`."""
     first_row_B1: npt.NDArray[np.int32]
     """Where each request's rows begin, and behind them how many there are."""
     first_slot_B1: npt.NDArray[np.int32]
@@ -80,13 +84,20 @@ class RaggedSequences:
 
     @classmethod
     def of(
-        cls, seen: Sequence[IntArray], num_rows: Sequence[int], device: torch.device
+        cls,
+        seen: Sequence[IntArray],
+        num_rows: Sequence[int],
+        device: torch.device,
+        *,
+        is_causal: bool,
     ) -> RaggedSequences:
-        """Join what requests see."""
+        """Join what requests see; arguments are those of :class:`LayOut`."""
         lengths = [len(slots) for slots in seen]
         is_blind_B = np.array(lengths) == 0
         blind_R = torch.from_numpy(np.repeat(is_blind_B, num_rows)) if is_blind_B.any() else None
         return cls(
+            device,
+            is_causal,
             np.array([0, *accumulate(num_rows)], dtype=np.int32),
             np.array([0, *accumulate(lengths)], dtype=np.int32),
             np.concatenate(seen).astype(np.int32),
@@ -125,3 +136,22 @@ class RaggedSequences:
         out_Rhgd = torch.unflatten(out_RHd, 1, (heads, queries))
         lse_Rhg = torch.unflatten(lse_RH, 1, (heads, queries))
         return out_Rhgd.permute(1, 2, 0, 3), lse_Rhg.permute(1, 2, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedLayOut:
+    """Makes a library's passes, as :class:`LayOut` asks for them."""
+
+    make: Callable[[RaggedSequences], FirstPass]
+    """Brings to the device what the library's kernel reads."""
+
+    def __call__(
+        self,
+        seen: list[IntArray],
+        num_rows: list[int],
+        device: torch.device,
+        *,
+        is_causal: bool,
+    ) -> FirstPass:
+        """See :class:`LayOut`."""
+        return self.make(RaggedSequences.of(seen, num_rows, device, is_causal=is_causal))

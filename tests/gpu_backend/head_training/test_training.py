@@ -4,7 +4,9 @@ The target is tiny and random, so nothing here says how good a head gets.
 """
 
 import dataclasses
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from typer.testing import CliRunner
 from echo_policies.errors import InputError
 from gpu_backend import models
 from gpu_backend.cli import app
+from gpu_backend.head_training import self_text
 from gpu_backend.head_training.config import train_config
 from gpu_backend.head_training.features import load_examples, read_features, save_examples
+from gpu_backend.head_training.job import TrainJob, train_head
 from gpu_backend.head_training.self_text import (
     Dialogue,
     DialogueWriter,
@@ -31,6 +35,13 @@ from tests.gpu_backend.tiny import STOP, VOCAB, save_model, tiny_model, tiny_tok
 CONFIG = train_config(
     conversations=12, draft_vocab=60, steps=3, epochs=3, batch_tokens=64, held_out=0.2
 )
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch):
+    """Most of a run's time would go into users' turns, whose length nothing here asks for."""
+    openings = tuple(dataclasses.replace(o, max_tokens=6) for o in load_openings())
+    monkeypatch.setattr(self_text, "load_openings", lambda: openings)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +205,27 @@ def test_command_writes_a_head_with_its_card(tmp_path):
     refused = run(folder, tmp_path / "head", "--seed", "1")
     assert refused.exit_code == 2
     assert "another target or text" in refused.output
+
+
+def test_no_target_is_held_while_the_head_learns(tmp_path, monkeypatch):
+    """Kind: memory of a model that is not needed any more."""
+    folder = save_model(tmp_path / "target", 0, num_hidden_layers=7)
+    original, loaded, held = models.load_model, [], []
+
+    def load_model(*arguments):
+        model = original(*arguments)
+        loaded.append(weakref.ref(model))
+        return model
+
+    def on_epoch(epoch):
+        gc.collect()
+        held.extend(target() is not None for target in loaded)
+
+    monkeypatch.setattr(models, "load_model", load_model)
+    config = train_config(conversations=4, max_answer=8, draft_vocab=50, epochs=1)
+    job = TrainJob(folder, "tiny", tmp_path / "head", config)
+    train_head(job, lambda stage, done, total: None, on_epoch)
+    assert held == [False, False]
 
 
 def test_more_conversations_add_to_a_part_that_was_not_full(tmp_path):
