@@ -218,7 +218,7 @@ def test_what_a_draft_option_names(draft, looks_up, model):
     [
         ({"draft": "prompt-lookup+"}, "must name a model behind prompt-lookup"),
         ({"draft": "prompt-lookup", "draft_vocab": 10}, "prompt lookup has none"),
-        ({"lookup_match": 9}, "lookup_match"),
+        ({"lookup_match": 17}, "lookup_match"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):
