@@ -84,7 +84,8 @@ def test_two_layers_by_hand():
     assert layer.exists_BW.tolist() == [[True, True, True, False], [False] * 4]
     whole = 3 + 2 * escape_weight(2)
     left = 2 * escape_weight(2) / whole
-    first = np.log([2 / whole, 1 / whole, left / (1 + escape_weight(1))]).astype(np.float16).astype(np.float32)
+    shares = np.array([2 / whole, 1 / whole, left / (1 + escape_weight(1))])
+    first = np.log(shares).astype(np.float16).astype(np.float32)
     assert layer.path_logp_BW[0, :3].tolist() == first.tolist()
     frontier = Frontier(torch.tensor([[0, 2], [0, 0]]), torch.tensor([[True, True], [False] * 2]))
     deeper = made.expand(layer, frontier)
