@@ -48,11 +48,8 @@ CONFIDENCE: Final = 0.5
 MODEL_LEVELS: Final = 2
 """Depths that a draft model proposes beside lookup; likewise."""
 
-Seen = tuple[int, int, int]
-"""How often a follower was seen behind a context, where last, and the follower itself."""
-
-NOWHERE: Final = array("q")
-"""Places of what does not stand in a text."""
+Counted = tuple[int, int, int]
+"""How often a follower was seen behind a context, its last place, and the follower itself."""
 
 
 def escape_weight(order: int) -> float:
@@ -146,9 +143,9 @@ class ContextIndex:
         first = max(0, known - self._max_ngram)
         return [*self._text[first:known], *drafted][-self._max_ngram :]
 
-    def _seen_behind(self, context: list[int], known: int) -> dict[int, list[Seen]]:
+    def _seen_behind(self, context: list[int], known: int) -> dict[int, list[Counted]]:
         """By order, the followers that no longer context had."""
-        by_order: dict[int, list[Seen]] = defaultdict(list)
+        by_order: dict[int, list[Counted]] = defaultdict(list)
         ends_M = self._ends(context, known)
         longer = self._matches.followers(ends_M, context) if len(ends_M) else {}
         for token, (order, count, latest) in longer.items():
@@ -163,7 +160,7 @@ class ContextIndex:
         """Where the last two tokens of a context end in the known text, but at its end."""
         if len(context) <= 1:
             return np.empty(0, dtype=np.int64)
-        places = self._places.get(context[-2], {}).get(context[-1], NOWHERE)
+        places = self._places.get(context[-2], {}).get(context[-1], array("q"))
         return np.array(places, dtype=np.int64)[: _num_below(places, known - 1)]
 
 

@@ -16,6 +16,7 @@ from echo_policies.session import widest_plan
 from gpu_backend.lookup_drafter import LookupDrafter
 from gpu_backend.lookup_trie import LookupTrie
 from gpu_backend.parity import check_parity
+from gpu_backend.prompt_lookup import escape_weight
 from gpu_backend.ragged_model import Extension
 from gpu_backend.sampling import Sampling
 from gpu_backend.serving import ServeSettings
@@ -74,19 +75,22 @@ def every(mask):
 
 
 def test_two_layers_by_hand():
-    """After 2: 3 (count 2 and 1 of 3 + 2 under 1 2) ...; as in the test of the index."""
+    """3 twice and 4 once behind 1 2, 5 behind 2 alone: as in the test of the index."""
     text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 0, 2, 5, 1, 2]
     made = drafter(text, [8, 9])
     plan = DraftPlan(levels=2, top_k=4, width=2)
     layer = made.begin(plan, every([True, True]))
-    assert made.tokens()[0, :3].tolist() == [3, 5, 4]
+    assert made.tokens()[0, :3].tolist() == [3, 4, 5]
     assert layer.exists_BW.tolist() == [[True, True, True, False], [False] * 4]
-    first = np.log([2 / 5, 1 / 5, 1 / 5]).astype(np.float16).astype(np.float32)
+    whole = 3 + 2 * escape_weight(2)
+    left = 2 * escape_weight(2) / whole
+    shares = np.array([2 / whole, 1 / whole, left / (1 + escape_weight(1))])
+    first = np.log(shares).astype(np.float16).astype(np.float32)
     assert layer.path_logp_BW[0, :3].tolist() == first.tolist()
     frontier = Frontier(torch.tensor([[0, 2], [0, 0]]), torch.tensor([[True, True], [False] * 2]))
     deeper = made.expand(layer, frontier)
     assert deeper.parent_BW[0].tolist() == [0] * 4 + [2] * 4
-    for place, drafted in ((0, [3]), (1, [4])):
+    for place, drafted in ((0, [3]), (1, [5])):
         found = made._text(0).followers(drafted)
         where = slice(4 * place, 4 * place + len(found.tokens))
         assert made.token_layers[1][0, where].tolist() == list(found.tokens[:4])
