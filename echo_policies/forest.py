@@ -74,24 +74,26 @@ def close_under_ancestors(forest: Forest, keep_BN: Tensor) -> Tensor:
 
 def model_trials(
     forest: Forest, keep_BN: Tensor, accepted_B: Tensor, by_model: Sequence[Tensor]
-) -> tuple[int, int]:
-    """How far drafts of a model got, over all requests: depths they reached, and accepted ones.
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How far drafts of a model got, over all requests: depths they reached, and useful ones.
 
-    A depth is reached where all above it was accepted and a node that the model proposed is kept.
-    The answer is on the host, so a step must be over.
+    A depth is reached where all above it was accepted and the model proposed something for it; it
+    was useful if that was verified and accepted. The answer is on the host, so a step must be over.
 
     Args:
         forest: of the step.
         keep_BN: bool [B, N], verified.
         accepted_B: int64 [B], accepted draft tokens.
         by_model: bool [B, W] of every depth, which candidates the model proposed.
+
+    Returns:
+        Requests by depth, from depth 1.
     """
-    trials = hits = 0
+    trials, hits = [], []
     for depth, (kept_BW, model_BW) in enumerate(zip(forest.split(keep_BN), by_model, strict=True)):
-        tried_B = (kept_BW & model_BW).any(1) & (accepted_B >= depth)
-        trials += int(tried_B.sum())
-        hits += int((tried_B & (accepted_B > depth)).sum())
-    return trials, hits
+        trials.append(int((model_BW.any(1) & (accepted_B >= depth)).sum()))
+        hits.append(int(((model_BW & kept_BW).any(1) & (accepted_B > depth)).sum()))
+    return tuple(trials), tuple(hits)
 
 
 def clamp_to_k_max(forest: Forest, keep_BN: Tensor, k_max: int) -> Tensor:

@@ -188,8 +188,8 @@ class Feedback:
     """Whether there was anything drafted, by whatever drafter."""
     draft_layers: int = 0
     """Draft layers that ran, as a forward of a draft model; a lookup runs none."""
-    model_trials: int = 0
-    """Depths, over all requests, that drafts of a model reached: all above was accepted, and
-    something that a model proposed was verified."""
-    model_hits: int = 0
-    """Those of them at which it was accepted. Both are counted only where there are costs."""
+    model_trials: tuple[int, ...] = ()
+    """By depth, requests whose draft by a model got there: all above was accepted."""
+    model_hits: tuple[int, ...] = ()
+    """Those of them for which it was verified and accepted. Both are counted only where there are
+    costs."""

@@ -34,7 +34,8 @@ def step_feedback(
         emitted_drafts_B: those of them that were emitted, for an output may end before.
     """
     has_drafted = bool(decision.forest.layers)
-    trials = hits = 0
+    trials: tuple[int, ...] = ()
+    hits: tuple[int, ...] = ()
     if ctx.costs is not None and has_drafted:
         trials, hits = model_trials(
             decision.forest, decision.keep_BN, accepted_B, drafter.model_layers

@@ -280,10 +280,12 @@ class Engine:
         )
         return self._session.policy.scheduler.observe(memory, feedback)
 
-    def _model_trials(self, decision: Decision, accepted_B: torch.Tensor) -> tuple[int, int]:
+    def _model_trials(
+        self, decision: Decision, accepted_B: torch.Tensor
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """As the policy is told; who weighs no costs is not, which saves counting."""
         if not self._session.policy.scheduler.uses_costs:
-            return 0, 0
+            return (), ()
         layers = decision.forest.layers
         proposed = [layer.exists_BW for layer in layers]
         return model_trials(decision.forest, decision.keep_BN, accepted_B, proposed)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import ClassVar, Final
 
 import torch
@@ -52,10 +52,12 @@ class PriceMemory:
     """Running mean of tokens emitted over what plain decoding emits in the time, by the costs."""
     pace: float = 1.0
     """Running mean of tokens per request and step."""
-    trials: float = 0.0
-    """Depths that drafts of a model reached; fades."""
-    hits: float = 0.0
-    """Those of them that were accepted; likewise."""
+    offered: float = 0.0
+    """Request-steps in which a model might be asked; fades, and so does what follows."""
+    trials: tuple[float, ...] = ()
+    """By depth, request-steps in which a draft of the model got there."""
+    hits: tuple[float, ...] = ()
+    """Those of them in which it was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +179,13 @@ class Price(Scheduler):
         spent_s = costs.verify_s(live + feedback.num_verified)
         spent_s += draft_s(costs, plan, feedback.draft_layers, live)
         gain = emitted / live * costs.verify_s(live) / spent_s if spent_s > 0 else 1.0
-        kept = math.exp(-live / self.window)
+        fade = math.exp(-live / self.window)
         return PriceMemory(
             gain=memory.gain + NEWEST_WEIGHT * (gain - memory.gain),
             pace=memory.pace + NEWEST_WEIGHT * (emitted / live - memory.pace),
-            trials=kept * memory.trials + feedback.model_trials,
-            hits=kept * memory.hits + feedback.model_hits,
+            offered=fade * memory.offered + _num_offered(plan, live),
+            trials=_faded(memory.trials, fade, feedback.model_trials),
+            hits=_faded(memory.hits, fade, feedback.model_hits),
         )
 
     def _plan(self, levels: int) -> DraftPlan:
@@ -206,18 +209,43 @@ class Price(Scheduler):
 
     def _depth(self, market: Market, levels: int, memory: PriceMemory) -> tuple[int, float]:
         """Depths of the model that pay best, and the profit per request that they promise."""
-        acceptance = (self.prior_weight * self.prior + memory.hits) / (
-            self.prior_weight + memory.trials
-        )
+        live = market.live
+        asking = live * self._share(memory)
         best, best_profit = 0, 0.0
-        earned = drafting = 0.0
+        earned, drafting, survival = 0.0, 0.0, 1.0
         for depth in range(1, levels + 1):
-            earned += market.live * acceptance**depth
-            drafting += market.layer(market.live * (1 if depth == 1 else self.width))
-            profit = earned - drafting - market.nodes(market.live * depth)
+            survival *= self._acceptance(memory, depth)
+            earned += asking * survival
+            # Whoever is asked first reads what was emitted since it was asked before.
+            rows = live * memory.pace if depth == 1 else asking * self.width
+            drafting += market.layer(math.ceil(rows)) * min(1.0, asking)
+            profit = earned - drafting - market.nodes(math.ceil(asking * depth))
             if profit > best_profit:
                 best, best_profit = depth, profit
-        return best, best_profit / market.live
+        return best, best_profit / live
+
+    def _share(self, memory: PriceMemory) -> float:
+        """Requests that ask the model, of those that may: others were served by a lookup."""
+        asked = memory.trials[0] if memory.trials else 0.0
+        return (self.prior_weight + asked) / (self.prior_weight + memory.offered)
+
+    def _acceptance(self, memory: PriceMemory, depth: int) -> float:
+        """Probability that a depth is accepted if all above it is."""
+        is_known = depth <= len(memory.trials)
+        trials, hits = (memory.trials[depth - 1], memory.hits[depth - 1]) if is_known else (0, 0)
+        return (self.prior_weight * self.prior + hits) / (self.prior_weight + trials)
+
+
+def _num_offered(plan: DraftPlan, live: int) -> int:
+    """Requests that a plan lets ask a model."""
+    if plan.levels == 0 or plan.model_levels == 0:
+        return 0
+    return live if plan.model_slots is None else len(plan.model_slots)
+
+
+def _faded(before: tuple[float, ...], fade: float, new: tuple[int, ...]) -> tuple[float, ...]:
+    """Counts by depth with a step more in them."""
+    return tuple(fade * old + more for old, more in zip_longest(before, new, fillvalue=0))
 
 
 def _readers(ctx: StepContext, market: Market, profit: float, pace: float) -> frozenset[int] | None:

@@ -144,10 +144,18 @@ def test_depth_by_acceptance():
     """Rows free: a layer of 0.3 s, 0.3 tokens, at 0.7 adds .7, .49, .343, then .24."""
     costs = Costs(row_s=0.0, layer_s=0.3)
     assert plan_of(costs, margin=0).levels == 3
-    sure = PriceMemory(trials=1e6, hits=0.9e6)
+    sure = PriceMemory(offered=1e6, trials=(1e6,) * 30, hits=(0.9e6,) * 30)
     assert plan_of(costs, margin=0, memory=sure, levels=30).levels == 11  # 0.9 ** 11 = 0.314
-    never = PriceMemory(trials=1e6)
+    never = PriceMemory(offered=1e6, trials=(1e6,), hits=(0.0,))
     assert plan_of(costs, margin=0, memory=never).levels == 0
+
+
+def test_who_is_seldom_asked_must_read_more_each_time():
+    """Half of the requests ask, of two; each then reads what two steps emitted."""
+    seldom = PriceMemory(offered=1e9, trials=(0.5e9,), hits=(0.35e9,))
+    dear = Costs(row_s=0.0, draft_row_s=0.34)
+    assert plan_of(dear, live=2, margin=0, levels=1, memory=seldom) == DraftPlan(0)  # 0.7 for 1.36
+    assert plan_of(dear, live=2, margin=0, levels=1).levels == 1  # 1.4 for 1.36
 
 
 def test_a_model_that_does_not_pay_leaves_the_lookup_alone():
@@ -197,8 +205,8 @@ def feedback(live, accepted, verified, *, layers=0, trials=0, hits=0, costs=Cost
         num_accepted=accepted,
         num_verified=verified,
         draft_layers=layers,
-        model_trials=trials,
-        model_hits=hits,
+        model_trials=(trials,),
+        model_hits=(hits,),
     )
 
 
@@ -217,7 +225,7 @@ def test_a_step_that_earns_what_plain_decoding_does_changes_no_price():
 def test_acceptance_that_is_not_tried_any_more_is_forgotten():
     """Kind: a model that is given up for good after a bad stretch."""
     scheduler, costs = Price(window=50), Costs(row_s=0.0, layer_s=0.3)
-    memory = PriceMemory(trials=100.0, hits=0.0)
+    memory = PriceMemory(offered=100.0, trials=(100.0,), hits=(0.0,))
     assert plan_of(costs, memory=memory).levels == 0
     for _ in range(500):
         memory = scheduler.observe(memory, feedback(4, 0, 0))
@@ -225,12 +233,20 @@ def test_acceptance_that_is_not_tried_any_more_is_forgotten():
 
 
 def test_trials_are_depths_that_were_reached():
-    """Of request 0 three nodes are verified, one accepted; of 1 the model made the second only."""
+    """Of request 0 one of three is accepted; of 1 the model made the second only, both are."""
     forest = chains([[0.9] * 3, [0.9] * 3])
     keep_BN = torch.tensor([[True, True, True], [True, True, False]])
-    by_model = [torch.tensor([[True], [False]]), *[torch.ones((2, 1), dtype=torch.bool)] * 2]
-    assert model_trials(forest, keep_BN, torch.tensor([1, 2]), by_model) == (3, 2)
-    assert model_trials(forest, keep_BN, torch.tensor([0, 0]), by_model) == (1, 0)
+    by_model = [torch.tensor([[one], [two]]) for one, two in ((1, 0), (1, 1), (1, 0))]
+    by_model = [layer.bool() for layer in by_model]
+    assert model_trials(forest, keep_BN, torch.tensor([1, 2]), by_model) == ((1, 2, 0), (1, 1, 0))
+    assert model_trials(forest, keep_BN, torch.tensor([0, 0]), by_model) == ((1, 0, 0), (0, 0, 0))
+
+
+def test_what_the_model_proposed_and_nobody_bought_was_of_no_use():
+    """Kind: a model that looks good because only its best is ever verified."""
+    forest = chains([[0.9, 0.9]])
+    keep_BN, every = torch.tensor([[True, False]]), [torch.ones((1, 1), dtype=torch.bool)] * 2
+    assert model_trials(forest, keep_BN, torch.tensor([1]), every) == ((1, 1), (1, 0))
 
 
 def test_long_run_throughput_is_that_of_the_best_constant_rule():
