@@ -34,6 +34,7 @@ from echo_policies.views import (
     Feedback,
     Frontier,
     LayerView,
+    ModelDepth,
     StepContext,
 )
 
@@ -49,6 +50,7 @@ __all__ = [
     "Frontier",
     "Gate",
     "LayerView",
+    "ModelDepth",
     "Policy",
     "Scheduler",
     "State",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from echo_policies.api import LayerView
+from echo_policies.views import ModelDepth
 
 
 def count_true(mask_BX: Tensor) -> Tensor:
@@ -72,28 +73,27 @@ def close_under_ancestors(forest: Forest, keep_BN: Tensor) -> Tensor:
     return torch.cat(parts, dim=1) if parts else keep_BN
 
 
-def model_trials(
+def model_record(
     forest: Forest, keep_BN: Tensor, accepted_B: Tensor, by_model: Sequence[Tensor]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How far drafts of a model got, over all requests: depths they reached, and useful ones.
-
-    A depth is reached where all above it was accepted and the model proposed something for it; it
-    was useful if that was verified and accepted. The answer is on the host, so a step must be over.
+) -> tuple[ModelDepth, ...]:
+    """What became of a draft model's proposals; on the host, so a step must be over.
 
     Args:
         forest: of the step.
         keep_BN: bool [B, N], verified.
         accepted_B: int64 [B], accepted draft tokens.
         by_model: bool [B, W] of every depth, which candidates the model proposed.
-
-    Returns:
-        Requests by depth, from depth 1.
     """
-    trials, hits = [], []
-    for depth, (kept_BW, model_BW) in enumerate(zip(forest.split(keep_BN), by_model, strict=True)):
-        trials.append(int((model_BW.any(1) & (accepted_B >= depth)).sum()))
-        hits.append(int(((model_BW & kept_BW).any(1) & (accepted_B > depth)).sum()))
-    return tuple(trials), tuple(hits)
+    return tuple(
+        ModelDepth(
+            asked=int(model_BW.any(1).sum()),
+            verified=int((model_BW & kept_BW).sum()),
+            accepted=int(((model_BW & kept_BW).any(1) & (accepted_B > depth)).sum()),
+        )
+        for depth, (kept_BW, model_BW) in enumerate(
+            zip(forest.split(keep_BN), by_model, strict=True)
+        )
+    )
 
 
 def clamp_to_k_max(forest: Forest, keep_BN: Tensor, k_max: int) -> Tensor:

@@ -160,6 +160,18 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDepth:
+    """What a draft model proposed at one depth, over all requests: host numbers."""
+
+    asked: int = 0
+    """Requests for which it proposed anything."""
+    verified: int = 0
+    """Nodes of its own that were verified."""
+    accepted: int = 0
+    """Those of them that were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Feedback:
     """What a step showed, for schedulers that learn."""
 
@@ -188,8 +200,5 @@ class Feedback:
     """Whether there was anything drafted, by whatever drafter."""
     draft_layers: int = 0
     """Draft layers that ran, as a forward of a draft model; a lookup runs none."""
-    model_trials: tuple[int, ...] = ()
-    """By depth, requests whose draft by a model got there: all above was accepted."""
-    model_hits: tuple[int, ...] = ()
-    """Those of them for which it was verified and accepted. Both are counted only where there are
-    costs."""
+    model: tuple[ModelDepth, ...] = ()
+    """What became of a draft model's proposals, by depth; counted only where there are costs."""

@@ -115,8 +115,9 @@ def measure_costs(
         draft = tokens(pair.draft)
     else:
         return MeasuredCosts(verify, None)
-    sizes = {*_sizes(batch_size, most_width - 1), *((1, nodes) for nodes in CATCH_UP)}
-    return MeasuredCosts(verify, _curve(draft, sorted(sizes, key=_num_rows), {}))
+    layers = _sizes(batch_size, most_width - 1)
+    sizes = {_num_rows(size): size for size in [*((1, nodes) for nodes in CATCH_UP), *layers]}
+    return MeasuredCosts(verify, _curve(draft, [sizes[rows] for rows in sorted(sizes)], {}))
 
 
 def _sizes(batch_size: int, most_nodes: int) -> list[tuple[int, int]]:

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from echo_policies.api import Feedback, StepContext
-from echo_policies.forest import model_trials
+from echo_policies.api import Feedback, ModelDepth, StepContext
+from echo_policies.forest import model_record
 from echo_policies.session import Decision
 from gpu_backend.serving_drafter import ServingDrafter
 from traces.records import StepTimes
@@ -34,12 +34,9 @@ def step_feedback(
         emitted_drafts_B: those of them that were emitted, for an output may end before.
     """
     has_drafted = bool(decision.forest.layers)
-    trials: tuple[int, ...] = ()
-    hits: tuple[int, ...] = ()
+    model: tuple[ModelDepth, ...] = ()
     if ctx.costs is not None and has_drafted:
-        trials, hits = model_trials(
-            decision.forest, decision.keep_BN, accepted_B, drafter.model_layers
-        )
+        model = model_record(decision.forest, decision.keep_BN, accepted_B, drafter.model_layers)
     return Feedback(
         torch.from_numpy(emitted_drafts_B).to(ctx.live_B.device),
         decision.keep_BN,
@@ -55,6 +52,5 @@ def step_feedback(
         num_verified=int(decision.verified_B.sum()),
         has_drafted=has_drafted,
         draft_layers=drafter.num_forwards if has_drafted else 0,
-        model_trials=trials,
-        model_hits=hits,
+        model=model,
     )

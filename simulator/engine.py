@@ -17,9 +17,9 @@ import numpy as np
 import simpy
 import torch
 
-from echo_policies.api import Feedback, State, StepContext
+from echo_policies.api import Feedback, ModelDepth, State, StepContext
 from echo_policies.errors import InputError
-from echo_policies.forest import model_trials
+from echo_policies.forest import model_record
 from echo_policies.session import Decision, Session, Verifier
 from simulator.batch import Batch, RequestTable
 from simulator.charge import PresentCosts, StepLoad, charge
@@ -259,7 +259,6 @@ class Engine:
         self._log.slots.append(np.array(rows, dtype=np.int32))
         for slot in batch.finished():
             self._finish(slot)
-        trials, hits = self._model_trials(decision, accepted_B)
         feedback = Feedback(
             torch.from_numpy(counted_B),
             decision.keep_BN,
@@ -275,20 +274,17 @@ class Engine:
             num_verified=int(decision.verified_B.sum()),
             has_drafted=decision.levels > 0,
             draft_layers=decision.levels,
-            model_trials=trials,
-            model_hits=hits,
+            model=self._model_record(decision, accepted_B),
         )
         return self._session.policy.scheduler.observe(memory, feedback)
 
-    def _model_trials(
-        self, decision: Decision, accepted_B: torch.Tensor
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _model_record(self, decision: Decision, accepted_B: torch.Tensor) -> tuple[ModelDepth, ...]:
         """As the policy is told; who weighs no costs is not, which saves counting."""
         if not self._session.policy.scheduler.uses_costs:
-            return (), ()
+            return ()
         layers = decision.forest.layers
         proposed = [layer.exists_BW for layer in layers]
-        return model_trials(decision.forest, decision.keep_BN, accepted_B, proposed)
+        return model_record(decision.forest, decision.keep_BN, accepted_B, proposed)
 
     def _finish(self, slot: int) -> None:
         served = self._served[slot]

@@ -16,7 +16,7 @@ Shape letters: B requests, N candidates of a request, G sizes of a verify batch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import ClassVar, Final
 
@@ -30,6 +30,7 @@ from echo_policies.api import (
     Feedback,
     Frontier,
     LayerView,
+    ModelDepth,
     Scheduler,
     State,
     StepContext,
@@ -45,6 +46,36 @@ NEWEST_WEIGHT: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class DepthMeans:
+    """What a draft model was good for at one depth, in sums that fade."""
+
+    offered: float = 0.0
+    """Request-steps in which it might be asked that deep."""
+    asked: float = 0.0
+    verified: float = 0.0
+    accepted: float = 0.0
+
+    def after(self, fade: float, offered: int, new: ModelDepth) -> DepthMeans:
+        """Return the sums with a step more in them."""
+        return DepthMeans(
+            fade * self.offered + offered,
+            fade * self.asked + new.asked,
+            fade * self.verified + new.verified,
+            fade * self.accepted + new.accepted,
+        )
+
+    def per_request(self, prior: DepthMeans) -> DepthMeans:
+        """Return means per request-step, with a prior that counts like so many of them."""
+        whole = prior.offered + self.offered
+        return DepthMeans(
+            prior.offered,
+            (prior.offered * prior.asked + self.asked) / whole,
+            (prior.offered * prior.verified + self.verified) / whole,
+            (prior.offered * prior.accepted + self.accepted) / whole,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PriceMemory:
     """What is carried from step to step: host numbers."""
 
@@ -52,12 +83,8 @@ class PriceMemory:
     """Running mean of tokens emitted over what plain decoding emits in the time, by the costs."""
     pace: float = 1.0
     """Running mean of tokens per request and step."""
-    offered: float = 0.0
-    """Request-steps in which a model might be asked; fades, and so does what follows."""
-    trials: tuple[float, ...] = ()
-    """By depth, request-steps in which a draft of the model got there."""
-    hits: tuple[float, ...] = ()
-    """Those of them in which it was accepted."""
+    depths: tuple[DepthMeans, ...] = ()
+    """Of a draft model, from depth 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +206,25 @@ class Price(Scheduler):
         spent_s = costs.verify_s(live + feedback.num_verified)
         spent_s += draft_s(costs, plan, feedback.draft_layers, live)
         gain = emitted / live * costs.verify_s(live) / spent_s if spent_s > 0 else 1.0
-        fade = math.exp(-live / self.window)
         return PriceMemory(
             gain=memory.gain + NEWEST_WEIGHT * (gain - memory.gain),
             pace=memory.pace + NEWEST_WEIGHT * (emitted / live - memory.pace),
-            offered=fade * memory.offered + _num_offered(plan, live),
-            trials=_faded(memory.trials, fade, feedback.model_trials),
-            hits=_faded(memory.hits, fade, feedback.model_hits),
+            depths=self._depths(memory.depths, feedback, plan),
+        )
+
+    def _depths(
+        self, before: tuple[DepthMeans, ...], feedback: Feedback, plan: DraftPlan
+    ) -> tuple[DepthMeans, ...]:
+        fade = math.exp(-feedback.num_live / self.window)
+        planned = plan.levels if plan.model_levels is None else plan.model_levels
+        slots = plan.model_slots
+        offered = feedback.num_live if slots is None else len(slots)
+        both = zip_longest(before, feedback.model, fillvalue=None)
+        return tuple(
+            (old or DepthMeans()).after(
+                fade, offered if depth <= planned else 0, new or ModelDepth()
+            )
+            for depth, (old, new) in enumerate(both, start=1)
         )
 
     def _plan(self, levels: int) -> DraftPlan:
@@ -210,42 +249,22 @@ class Price(Scheduler):
     def _depth(self, market: Market, levels: int, memory: PriceMemory) -> tuple[int, float]:
         """Depths of the model that pay best, and the profit per request that they promise."""
         live = market.live
-        asking = live * self._share(memory)
         best, best_profit = 0, 0.0
-        earned, drafting, survival = 0.0, 0.0, 1.0
+        earned = drafting = verified = 0.0
+        mean = DepthMeans(self.prior_weight, 1.0, 1.0, 1.0)
         for depth in range(1, levels + 1):
-            survival *= self._acceptance(memory, depth)
-            earned += asking * survival
+            known = memory.depths[depth - 1] if depth <= len(memory.depths) else DepthMeans()
+            # Before a depth is tried it is taken to be as the one above, with the prior's loss.
+            mean = known.per_request(replace(mean, accepted=self.prior * mean.accepted))
             # Whoever is asked first reads what was emitted since it was asked before.
-            rows = live * memory.pace if depth == 1 else asking * self.width
-            drafting += market.layer(math.ceil(rows)) * min(1.0, asking)
-            profit = earned - drafting - market.nodes(math.ceil(asking * depth))
+            rows = live * memory.pace if depth == 1 else live * mean.asked * self.width
+            drafting += market.layer(math.ceil(rows)) * min(1.0, live * mean.asked)
+            earned += live * mean.accepted
+            verified += live * mean.verified
+            profit = earned - drafting - market.nodes(round(verified))
             if profit > best_profit:
                 best, best_profit = depth, profit
         return best, best_profit / live
-
-    def _share(self, memory: PriceMemory) -> float:
-        """Requests that ask the model, of those that may: others were served by a lookup."""
-        asked = memory.trials[0] if memory.trials else 0.0
-        return (self.prior_weight + asked) / (self.prior_weight + memory.offered)
-
-    def _acceptance(self, memory: PriceMemory, depth: int) -> float:
-        """Probability that a depth is accepted if all above it is."""
-        is_known = depth <= len(memory.trials)
-        trials, hits = (memory.trials[depth - 1], memory.hits[depth - 1]) if is_known else (0, 0)
-        return (self.prior_weight * self.prior + hits) / (self.prior_weight + trials)
-
-
-def _num_offered(plan: DraftPlan, live: int) -> int:
-    """Requests that a plan lets ask a model."""
-    if plan.levels == 0 or plan.model_levels == 0:
-        return 0
-    return live if plan.model_slots is None else len(plan.model_slots)
-
-
-def _faded(before: tuple[float, ...], fade: float, new: tuple[int, ...]) -> tuple[float, ...]:
-    """Counts by depth with a step more in them."""
-    return tuple(fade * old + more for old, more in zip_longest(before, new, fillvalue=0))
 
 
 def _readers(ctx: StepContext, market: Market, profit: float, pace: float) -> frozenset[int] | None:

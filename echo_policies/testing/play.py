@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from echo_policies.api import Feedback, Policy, StepContext
-from echo_policies.forest import model_trials
+from echo_policies.forest import model_record
 from echo_policies.session import Decision, open_session
 from echo_policies.testing.drafter import SyntheticDrafter
 from echo_policies.testing.strategies import Situation
@@ -122,7 +122,6 @@ def play(
         played.append(Played(ctx, copy, decision, drafter))
         accepted_B = drafter.verify(decision.forest, decision.keep_BN)
         proposed = [layer.exists_BW for layer in decision.forest.layers]
-        trials, hits = model_trials(decision.forest, decision.keep_BN, accepted_B, proposed)
         feedback = Feedback(
             accepted_B,
             decision.keep_BN,
@@ -137,8 +136,7 @@ def play(
             num_verified=int(decision.keep_BN.sum()),
             has_drafted=decision.levels > 0,
             draft_layers=decision.levels,
-            model_trials=trials,
-            model_hits=hits,
+            model=model_record(decision.forest, decision.keep_BN, accepted_B, proposed),
         )
         memory = policy.scheduler.observe(memory, feedback)
     return played

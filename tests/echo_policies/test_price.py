@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_policies.api import DraftPlan, Feedback, LayerView, StepContext
+from echo_policies.api import DraftPlan, Feedback, LayerView, ModelDepth, StepContext
 from echo_policies.errors import SignalError
-from echo_policies.forest import Forest, model_trials
+from echo_policies.forest import Forest, model_record
 from echo_policies.registry import parse
-from echo_policies.schedulers.price import Market, Price, PriceMemory
+from echo_policies.schedulers.price import DepthMeans, Market, Price, PriceMemory
 from echo_policies.session import open_session, widest_plan
 from echo_policies.testing.drafter import SyntheticDrafter
 
@@ -130,6 +130,11 @@ def test_no_other_purchase_is_worth_more(probabilities, row_s, free, margin, gai
     assert profit(chosen) == pytest.approx(best, abs=1e-4)
 
 
+def tried(accepted, *, asked=1.0, steps=1e9):
+    """A depth that was offered in so many request-steps; everything asked for is verified."""
+    return DepthMeans(steps, asked * steps, asked * steps, accepted * steps)
+
+
 def plan_of(costs, *, live=1, memory=NEW, **known):
     fields = {name: known.pop(name) for name in ("margin", "levels") if name in known}
     return Price(**fields).begin(context(live, costs, **known), memory)[0]
@@ -144,15 +149,15 @@ def test_depth_by_acceptance():
     """Rows free: a layer of 0.3 s, 0.3 tokens, at 0.7 adds .7, .49, .343, then .24."""
     costs = Costs(row_s=0.0, layer_s=0.3)
     assert plan_of(costs, margin=0).levels == 3
-    sure = PriceMemory(offered=1e6, trials=(1e6,) * 30, hits=(0.9e6,) * 30)
+    sure = PriceMemory(depths=tuple(tried(0.9**depth) for depth in range(1, 31)))
     assert plan_of(costs, margin=0, memory=sure, levels=30).levels == 11  # 0.9 ** 11 = 0.314
-    never = PriceMemory(offered=1e6, trials=(1e6,), hits=(0.0,))
+    never = PriceMemory(depths=(tried(0.0),))
     assert plan_of(costs, margin=0, memory=never).levels == 0
 
 
 def test_who_is_seldom_asked_must_read_more_each_time():
     """Half of the requests ask, of two; each then reads what two steps emitted."""
-    seldom = PriceMemory(offered=1e9, trials=(0.5e9,), hits=(0.35e9,))
+    seldom = PriceMemory(depths=(tried(0.35, asked=0.5),))
     dear = Costs(row_s=0.0, draft_row_s=0.34)
     assert plan_of(dear, live=2, margin=0, levels=1, memory=seldom) == DraftPlan(0)  # 0.7 for 1.36
     assert plan_of(dear, live=2, margin=0, levels=1).levels == 1  # 1.4 for 1.36
@@ -190,7 +195,7 @@ def test_without_costs_everything_is_planned_and_nothing_runs():
         session.decide(replace(context(1, Costs()), costs=None), parse("price").scheduler.start())
 
 
-def feedback(live, accepted, verified, *, layers=0, trials=0, hits=0, costs=Costs()):
+def feedback(live, accepted, verified, *, layers=0, model=(), costs=Costs()):
     none_B = torch.zeros(live, dtype=torch.int64)
     return Feedback(
         none_B,
@@ -205,8 +210,7 @@ def feedback(live, accepted, verified, *, layers=0, trials=0, hits=0, costs=Cost
         num_accepted=accepted,
         num_verified=verified,
         draft_layers=layers,
-        model_trials=(trials,),
-        model_hits=(hits,),
+        model=model,
     )
 
 
@@ -225,28 +229,21 @@ def test_a_step_that_earns_what_plain_decoding_does_changes_no_price():
 def test_acceptance_that_is_not_tried_any_more_is_forgotten():
     """Kind: a model that is given up for good after a bad stretch."""
     scheduler, costs = Price(window=50), Costs(row_s=0.0, layer_s=0.3)
-    memory = PriceMemory(offered=100.0, trials=(100.0,), hits=(0.0,))
+    memory = PriceMemory(depths=(tried(0.0, steps=100.0),))
     assert plan_of(costs, memory=memory).levels == 0
     for _ in range(500):
         memory = scheduler.observe(memory, feedback(4, 0, 0))
     assert plan_of(costs, memory=memory).levels == plan_of(costs).levels > 0
 
 
-def test_trials_are_depths_that_were_reached():
+def test_what_became_of_a_models_proposals():
     """Of request 0 one of three is accepted; of 1 the model made the second only, both are."""
     forest = chains([[0.9] * 3, [0.9] * 3])
-    keep_BN = torch.tensor([[True, True, True], [True, True, False]])
+    keep_BN = torch.tensor([[True, True, False], [True, True, False]])
     by_model = [torch.tensor([[one], [two]]) for one, two in ((1, 0), (1, 1), (1, 0))]
     by_model = [layer.bool() for layer in by_model]
-    assert model_trials(forest, keep_BN, torch.tensor([1, 2]), by_model) == ((1, 2, 0), (1, 1, 0))
-    assert model_trials(forest, keep_BN, torch.tensor([0, 0]), by_model) == ((1, 0, 0), (0, 0, 0))
-
-
-def test_what_the_model_proposed_and_nobody_bought_was_of_no_use():
-    """Kind: a model that looks good because only its best is ever verified."""
-    forest = chains([[0.9, 0.9]])
-    keep_BN, every = torch.tensor([[True, False]]), [torch.ones((1, 1), dtype=torch.bool)] * 2
-    assert model_trials(forest, keep_BN, torch.tensor([1]), every) == ((1, 1), (1, 0))
+    found = model_record(forest, keep_BN, torch.tensor([1, 2]), by_model)
+    assert found == (ModelDepth(1, 1, 1), ModelDepth(2, 2, 1), ModelDepth(1, 0, 0))
 
 
 def test_long_run_throughput_is_that_of_the_best_constant_rule():
