@@ -82,7 +82,7 @@ def notes(result: ServeResult, batch: ServeBatch) -> Iterator[str]:
     over = [row for row in batch.rows if row.summary.k_per_step > batch.k_max]
     if over:
         shown = ", ".join(f"{row.policy} {row.summary.k_per_step:.0f}" for row in over)
-        yield f"K beyond k_max, which fixed shapes ignore (--cap-all clamps them): {shown}"
+        yield f"K beyond k_max, to which these do not keep (--cap-all clamps them): {shown}"
     yield from _sameness(batch, result.config.dtype)
     for row in batch.rows[1:]:
         if row.summary.k_per_step == 0:

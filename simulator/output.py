@@ -157,7 +157,7 @@ def notes(batch: BatchResult) -> Iterator[str]:
     over = [row for row in batch.rows if row.summary.k_per_step > batch.k_max]
     if over:
         shown = ", ".join(f"{row.policy} {row.summary.k_per_step:.0f}" for row in over)
-        yield f"K beyond k_max, which fixed shapes ignore (--cap-all clamps them): {shown}"
+        yield f"K beyond k_max, to which these do not keep (--cap-all clamps them): {shown}"
     yield from twins(batch)
     for row in batch.rows:
         rate = row.summary.unrevealed_rate

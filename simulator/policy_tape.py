@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from echo_policies.api import Feedback, Policy, StepContext
 from echo_policies.session import Session
+from simulator.charge import PresentCosts
 from simulator.setting import Setting
 from traces.replay import RecordedDrafter, RecordedVerifier
 
@@ -62,12 +63,13 @@ def record_tapes(
     )
     verifier, rng = RecordedVerifier(drafter), np.random.default_rng(seed)
     memory = policy.scheduler.start()
+    costs = PresentCosts(setting.cost, batch_size, batch_size * setting.mean_context)
     spans = [setting.trace.positions(q) for q in setting.evaluated]
     positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
     for step in range(steps):
         recorder.calls = []
         drafter.seek(torch.from_numpy(rng.choice(positions, batch_size)))
-        ctx = _context(batch_size, k_max, step)
+        ctx = replace(_context(batch_size, k_max, step), costs=costs)
         decision = session.decide(ctx, memory)
         accepted_B = verifier.verify(decision.forest, decision.keep_BN)
         feedback = Feedback(accepted_B, decision.keep_BN, ctx.live_B, 1e-3, 1e-2, 1.1e-2)

@@ -10,6 +10,7 @@ import torch
 
 from echo_policies.api import DraftPlan, Frontier
 from echo_policies.errors import InputError, SignalError
+from echo_policies.testing.play import LinearCosts
 from gpu_backend.capture import Capture
 from gpu_backend.combined_drafter import CombinedDrafter
 from gpu_backend.parity import check_parity
@@ -33,6 +34,8 @@ POLICIES = [
     "chain:levels=5",
     "eagle3:levels=4,top_k=3,nodes=8",
     "echo:levels=4,top_k=4",
+    "price:levels=5",
+    "price:levels=4,top_k=2,width=2,margin=0",
     "echo:levels=4,top_k=4,w_topk=3,widen=truncated_and_complete,widen_depths=up_to_cut",
 ]
 CHAIN = DraftPlan(levels=6)
@@ -206,8 +209,9 @@ def test_the_model_proposes_what_plain_text_gives(confidence, levels):
 @pytest.mark.parametrize("spec", POLICIES)
 @pytest.mark.parametrize("changes", [{}, {"is_staged": False, "caps_all": True, "k_max": 4}])
 def test_replay_takes_the_same_decisions(spec, changes):
-    options = {"num_slots": 3, "k_max": 10, "max_tokens": 45, "sampling": GREEDY} | changes
-    report = check_parity(pair("close"), calibrated(spec), ServeSettings(**options), asked())
+    given = {"num_slots": 3, "k_max": 10, "max_tokens": 45, "sampling": GREEDY}
+    settings = ServeSettings(**given | {"costs": LinearCosts()} | changes)
+    report = check_parity(pair("close"), calibrated(spec), settings, asked())
     assert report.first is None
     assert report.drafts >= 15
     assert report.accepted >= 4

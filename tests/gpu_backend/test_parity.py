@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from echo_policies.testing.play import LinearCosts
 from gpu_backend.capture import Capture
 from gpu_backend.parity import check_parity, differences
 from gpu_backend.sampling import Sampling
@@ -18,6 +19,8 @@ POLICIES = [
     "echo:levels=4,top_k=4",
     "echo:levels=4,top_k=4,w_topk=3,widen=truncated_and_complete,widen_depths=up_to_cut",
     "dense:levels=4,top_k=4,w_topk=1,budget_order=round_robin",
+    "price:levels=5",
+    "price:levels=4,top_k=2,width=2,margin=0",
 ]
 WARM = Sampling(temperature=0.3)
 LIMITS = [9, 12, 4, 10, 7]
@@ -37,9 +40,8 @@ def asked():
 
 
 def settings(**changes):
-    return ServeSettings(
-        **{"num_slots": 3, "k_max": 10, "max_tokens": 21, "sampling": WARM} | changes
-    )
+    given = {"num_slots": 3, "k_max": 10, "max_tokens": 21, "sampling": WARM}
+    return ServeSettings(**given | {"costs": LinearCosts()} | changes)
 
 
 @pytest.mark.parametrize("spec", POLICIES)
