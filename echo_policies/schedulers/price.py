@@ -10,14 +10,14 @@ With constant acceptance the rule for depths is SmartSpec's goodput (arXiv 2406.
 nodes is the one of DSpark (arXiv 2607.05147, Algorithm 1), with the long-run price in the place of
 the step's own. Scores are taken at their word, so they should be calibrated.
 
-Shape letters: B requests, N candidates of a request, G sizes of a verify batch.
+Shape letters: B requests, N candidates of a request, F frontier nodes, G sizes of a verify batch.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import ClassVar, Final
 
 import torch
@@ -25,7 +25,6 @@ from pydantic import Field
 from torch import Tensor
 
 from echo_policies.api import (
-    CostView,
     DraftPlan,
     Feedback,
     Frontier,
@@ -36,43 +35,12 @@ from echo_policies.api import (
     StepContext,
 )
 from echo_policies.forest import Forest
+from echo_policies.market import Market, Offer
+from echo_policies.model_means import ModelMeans
 from echo_policies.step_seconds import draft_s
-
-ALL_SIZES_UP_TO: Final = 16
-"""Verify batches of up to so many nodes are all weighed; beyond, sizes grow by a quarter."""
 
 NEWEST_WEIGHT: Final = 0.1
 """Of the newest step in the running means."""
-
-
-@dataclass(frozen=True, slots=True)
-class DepthMeans:
-    """What a draft model was good for at one depth, in sums that fade."""
-
-    offered: float = 0.0
-    """Request-steps in which it might be asked that deep."""
-    asked: float = 0.0
-    verified: float = 0.0
-    accepted: float = 0.0
-
-    def after(self, fade: float, offered: int, new: ModelDepth) -> DepthMeans:
-        """Return the sums with a step more in them."""
-        return DepthMeans(
-            fade * self.offered + offered,
-            fade * self.asked + new.asked,
-            fade * self.verified + new.verified,
-            fade * self.accepted + new.accepted,
-        )
-
-    def per_request(self, prior: DepthMeans) -> DepthMeans:
-        """Return means per request-step, with a prior that counts like so many of them."""
-        whole = prior.offered + self.offered
-        return DepthMeans(
-            prior.offered,
-            (prior.offered * prior.asked + self.asked) / whole,
-            (prior.offered * prior.verified + self.verified) / whole,
-            (prior.offered * prior.accepted + self.accepted) / whole,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,52 +51,8 @@ class PriceMemory:
     """Running mean of tokens emitted over what plain decoding emits in the time, by the costs."""
     pace: float = 1.0
     """Running mean of tokens per request and step."""
-    depths: tuple[DepthMeans, ...] = ()
+    depths: tuple[ModelMeans, ...] = ()
     """Of a draft model, from depth 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Market:
-    """What time costs in this step, in tokens."""
-
-    costs: CostView
-    live: int
-    price: float
-    """Tokens that a second must earn."""
-
-    @classmethod
-    def of(cls, costs: CostView, live: int, gain: float, margin: float) -> Market:
-        """Prices of a batch.
-
-        Args:
-            costs: seconds.
-            live: requests in the batch.
-            gain: what a second earns, in what plain decoding earns in it.
-            margin: share that a purchase must earn beyond its price.
-        """
-        plain_s = costs.verify_s(live)
-        return cls(costs, live, (1 + margin) * gain * live / plain_s if plain_s > 0 else math.inf)
-
-    def nodes(self, count: int) -> float:
-        """Price of verifying so many nodes beside the roots."""
-        costs, live = self.costs, self.live
-        return self.price * (costs.verify_s(live + count) - costs.verify_s(live))
-
-    def layer(self, rows: int) -> float:
-        """Price of one draft layer."""
-        return self.price * self.costs.draft_layer_s(rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The verify batches to choose from, and the least score that any node can be worth."""
-
-    nodes_G: Tensor
-    """int64 [G], ascending from 0."""
-    price_G: Tensor
-    """float32 [G]"""
-    floor: float
-    """Log-probability."""
 
 
 class Price(Scheduler):
@@ -173,8 +97,7 @@ class Price(Scheduler):
         plan = self._plan(levels) if is_free else self._model_plan(ctx, market, levels, memory)
         if plan.levels == 0:
             return plan, None
-        sizes = _sizes(live * _candidates(plan))
-        return plan, _offer(market, sizes, ctx.live_B.device)
+        return plan, Offer.of(market, live * _candidates(plan), ctx.live_B.device)
 
     def extend(
         self, state: State, layer: LayerView, passed_B: Tensor | None
@@ -213,15 +136,15 @@ class Price(Scheduler):
         )
 
     def _depths(
-        self, before: tuple[DepthMeans, ...], feedback: Feedback, plan: DraftPlan
-    ) -> tuple[DepthMeans, ...]:
+        self, before: tuple[ModelMeans, ...], feedback: Feedback, plan: DraftPlan
+    ) -> tuple[ModelMeans, ...]:
         fade = math.exp(-feedback.num_live / self.window)
         planned = plan.levels if plan.model_levels is None else plan.model_levels
         slots = plan.model_slots
         offered = feedback.num_live if slots is None else len(slots)
         both = zip_longest(before, feedback.model, fillvalue=None)
         return tuple(
-            (old or DepthMeans()).after(
+            (old or ModelMeans()).after(
                 fade, offered if depth <= planned else 0, new or ModelDepth()
             )
             for depth, (old, new) in enumerate(both, start=1)
@@ -251,9 +174,9 @@ class Price(Scheduler):
         live = market.live
         best, best_profit = 0, 0.0
         earned = drafting = verified = 0.0
-        mean = DepthMeans(self.prior_weight, 1.0, 1.0, 1.0)
+        mean = ModelMeans(self.prior_weight, 1.0, 1.0, 1.0)
         for depth in range(1, levels + 1):
-            known = memory.depths[depth - 1] if depth <= len(memory.depths) else DepthMeans()
+            known = memory.depths[depth - 1] if depth <= len(memory.depths) else ModelMeans()
             # Before a depth is tried it is taken to be as the one above, with the prior's loss.
             mean = known.per_request(replace(mean, accepted=self.prior * mean.accepted))
             # Whoever is asked first reads what was emitted since it was asked before.
@@ -284,22 +207,3 @@ def _readers(ctx: StepContext, market: Market, profit: float, pace: float) -> fr
 def _candidates(plan: DraftPlan) -> int:
     """Most candidates of one request."""
     return plan.top_k + (plan.levels - 1) * plan.width * plan.top_k
-
-
-def _sizes(most: int) -> list[int]:
-    """Verify batches that are weighed, in nodes, up to ``most``."""
-    sizes = list(range(min(most, ALL_SIZES_UP_TO) + 1))
-    while sizes[-1] < most:
-        sizes.append(min(most, sizes[-1] + sizes[-1] // 4))
-    return sizes
-
-
-def _offer(market: Market, sizes: list[int], device: torch.device) -> Offer:
-    prices = [market.nodes(count) for count in sizes]
-    steps = zip(pairwise(sizes), pairwise(prices), strict=True)
-    cheapest = min((after - before) / (to - since) for (since, to), (before, after) in steps)
-    return Offer(
-        torch.tensor(sizes, device=device),
-        torch.tensor(prices, device=device),
-        math.log(cheapest) if cheapest > 0 else -math.inf,
-    )

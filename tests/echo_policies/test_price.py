@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from echo_policies.api import DraftPlan, Feedback, LayerView, ModelDepth, StepContext
 from echo_policies.errors import SignalError
 from echo_policies.forest import Forest, model_record
+from echo_policies.market import Market
+from echo_policies.model_means import ModelMeans
 from echo_policies.registry import parse
-from echo_policies.schedulers.price import DepthMeans, Market, Price, PriceMemory
+from echo_policies.schedulers.price import Price, PriceMemory
 from echo_policies.session import open_session, widest_plan
 from echo_policies.testing.drafter import SyntheticDrafter
 
@@ -132,7 +134,7 @@ def test_no_other_purchase_is_worth_more(probabilities, row_s, free, margin, gai
 
 def tried(accepted, *, asked=1.0, steps=1e9):
     """A depth that was offered in so many request-steps; everything asked for is verified."""
-    return DepthMeans(steps, asked * steps, asked * steps, accepted * steps)
+    return ModelMeans(steps, asked * steps, asked * steps, accepted * steps)
 
 
 def plan_of(costs, *, live=1, memory=NEW, **known):
