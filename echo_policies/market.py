@@ -29,17 +29,16 @@ class Market:
     """Tokens that a second must earn."""
 
     @classmethod
-    def of(cls, costs: CostView, live: int, gain: float, margin: float) -> Market:
+    def of(cls, costs: CostView, live: int, gain: float) -> Market:
         """Prices of a batch.
 
         Args:
             costs: seconds.
             live: requests in the batch.
             gain: what a second earns, in what plain decoding earns in it.
-            margin: share that a purchase must earn beyond its price.
         """
         plain_s = costs.verify_s(live)
-        return cls(costs, live, (1 + margin) * gain * live / plain_s if plain_s > 0 else math.inf)
+        return cls(costs, live, gain * live / plain_s if plain_s > 0 else math.inf)
 
     def nodes(self, count: int) -> float:
         """Price of verifying so many nodes beside the roots."""
@@ -63,10 +62,17 @@ class Offer:
     """Log-probability."""
 
     @classmethod
-    def of(cls, market: Market, most: int, device: torch.device) -> Offer:
-        """Price verify batches of up to ``most`` nodes."""
+    def of(cls, market: Market, most: int, margin: float, device: torch.device) -> Offer:
+        """Price verify batches.
+
+        Args:
+            market: of the step.
+            most: nodes that there can be.
+            margin: of what nodes cost, what they must promise beyond that.
+            device: of the tensors.
+        """
         sizes = _sizes(most)
-        prices = [market.nodes(count) for count in sizes]
+        prices = [(1 + margin) * market.nodes(count) for count in sizes]
         steps = zip(pairwise(sizes), pairwise(prices), strict=True)
         cheapest = min((after - before) / (to - since) for (since, to), (before, after) in steps)
         return cls(

@@ -49,8 +49,9 @@ class PriceMemory:
 
     gain: float = 1.0
     """Running mean of tokens emitted over what plain decoding emits in the time, by the costs."""
-    pace: float = 1.0
-    """Running mean of tokens per request and step."""
+    pace: float = 2.0
+    """Running mean of tokens per request and step. At first a guess on the safe side: who emits
+    more per step has fewer steps left in which a draft model pays for what it must read."""
     depths: tuple[ModelMeans, ...] = ()
     """Of a draft model, from depth 1."""
 
@@ -70,7 +71,7 @@ class Price(Scheduler):
     top_k: int = Field(1, ge=1, le=64, description="children per expanded node")
     width: int = Field(1, ge=1, le=64, description="most nodes of a request expanded per layer")
     margin: float = Field(
-        0.2, ge=0, description="of what drafting costs, what it must earn beyond that"
+        0.2, ge=0, description="of what nodes cost, what their scores must promise beyond that"
     )
     prior: float = Field(
         0.7, ge=0, lt=1, description="acceptance per depth of a draft model, before any is seen"
@@ -91,13 +92,13 @@ class Price(Scheduler):
         if ctx.costs is None:
             return DraftPlan(self.levels, self.top_k, self.width), None
         live = max(1, ctx.live_B.shape[0] if ctx.num_live is None else ctx.num_live)
-        market = Market.of(ctx.costs, live, max(1.0, memory.gain), self.margin)
+        market = Market.of(ctx.costs, live, max(1.0, memory.gain))
         levels = max(0, min(self.levels, ctx.level_limit))
         is_free = ctx.costs.draft_layer_s(1) <= 0
         plan = self._plan(levels) if is_free else self._model_plan(ctx, market, levels, memory)
         if plan.levels == 0:
             return plan, None
-        return plan, Offer.of(market, live * _candidates(plan), ctx.live_B.device)
+        return plan, Offer.of(market, live * _candidates(plan), self.margin, ctx.live_B.device)
 
     def extend(
         self, state: State, layer: LayerView, passed_B: Tensor | None

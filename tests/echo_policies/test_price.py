@@ -21,7 +21,8 @@ from echo_policies.schedulers.price import Price, PriceMemory
 from echo_policies.session import open_session, widest_plan
 from echo_policies.testing.drafter import SyntheticDrafter
 
-NEW = PriceMemory()
+NEW = PriceMemory(pace=1.0)
+"""A token per step, for easy sums."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ def test_known_purchase():
 def test_a_dear_second_buys_less():
     """A batch that earns twice what plain decoding does must get twice as much for a row."""
     path = [[0.9] * 8]
-    assert bought(path, Costs(row_s=0.5), margin=0, memory=PriceMemory(gain=2.0)) == [3]
+    assert bought(path, Costs(row_s=0.5), margin=0, memory=replace(NEW, gain=2.0)) == [3]
     # Who earns less than plain decoding would could always decode plainly.
-    poor = bought(path, Costs(row_s=0.5), margin=0, memory=PriceMemory(gain=0.2))
+    poor = bought(path, Costs(row_s=0.5), margin=0, memory=replace(NEW, gain=0.2))
     assert poor == bought(path, Costs(row_s=0.5), margin=0)
 
 
@@ -116,8 +117,8 @@ def test_rows_that_are_free_are_bought_to_the_last():
 def test_no_other_purchase_is_worth_more(probabilities, row_s, free, margin, gain):
     """Of all prefixes of all chains, by brute force."""
     costs, live = Costs(row_s=row_s, free=free), len(probabilities)
-    memory = PriceMemory(gain=gain)
-    market = Market.of(costs, live, gain, margin)
+    memory = replace(NEW, gain=gain)
+    market = Market.of(costs, live, gain)
 
     def profit(counts):
         earned = sum(
@@ -125,7 +126,7 @@ def test_no_other_purchase_is_worth_more(probabilities, row_s, free, margin, gai
             for row, count in zip(probabilities, counts, strict=True)
             for depth in range(count)
         )
-        return earned - market.nodes(sum(counts))
+        return earned - (1 + margin) * market.nodes(sum(counts))
 
     best = max(map(profit, itertools.product(range(4), repeat=live)))
     chosen = bought(probabilities, costs, margin=margin, memory=memory)
@@ -151,15 +152,15 @@ def test_depth_by_acceptance():
     """Rows free: a layer of 0.3 s, 0.3 tokens, at 0.7 adds .7, .49, .343, then .24."""
     costs = Costs(row_s=0.0, layer_s=0.3)
     assert plan_of(costs, margin=0).levels == 3
-    sure = PriceMemory(depths=tuple(tried(0.9**depth) for depth in range(1, 31)))
+    sure = replace(NEW, depths=tuple(tried(0.9**depth) for depth in range(1, 31)))
     assert plan_of(costs, margin=0, memory=sure, levels=30).levels == 11  # 0.9 ** 11 = 0.314
-    never = PriceMemory(depths=(tried(0.0),))
+    never = replace(NEW, depths=(tried(0.0),))
     assert plan_of(costs, margin=0, memory=never).levels == 0
 
 
 def test_who_is_seldom_asked_must_read_more_each_time():
     """Half of the requests ask, of two; each then reads what two steps emitted."""
-    seldom = PriceMemory(depths=(tried(0.35, asked=0.5),))
+    seldom = replace(NEW, depths=(tried(0.35, asked=0.5),))
     dear = Costs(row_s=0.0, draft_row_s=0.34)
     assert plan_of(dear, live=2, margin=0, levels=1, memory=seldom) == DraftPlan(0)  # 0.7 for 1.36
     assert plan_of(dear, live=2, margin=0, levels=1).levels == 1  # 1.4 for 1.36
@@ -219,11 +220,11 @@ def feedback(live, accepted, verified, *, layers=0, model=(), costs=Costs()):
 def test_a_step_that_earns_what_plain_decoding_does_changes_no_price():
     """Two rows more take 0.2 of 1.2 s, and so must bring a third of a token per request."""
     scheduler = Price()
-    memory = scheduler.observe(PriceMemory(), feedback(6, 0, 0))
+    memory = scheduler.observe(NEW, feedback(6, 0, 0))
     assert memory.gain == pytest.approx(1.0)
     step = feedback(1, 1, 2, layers=2, costs=Costs(row_s=0.1, layer_s=0.35))
     # Plain 1.1 s; this one 1.3 s and two layers of 0.35 s for two tokens.
-    memory = scheduler.observe(PriceMemory(), step)
+    memory = scheduler.observe(NEW, step)
     assert memory.gain == pytest.approx(1 + 0.1 * (2 * 1.1 / 2.0 - 1))
     assert memory.pace == pytest.approx(1.1)
 
@@ -231,7 +232,7 @@ def test_a_step_that_earns_what_plain_decoding_does_changes_no_price():
 def test_acceptance_that_is_not_tried_any_more_is_forgotten():
     """Kind: a model that is given up for good after a bad stretch."""
     scheduler, costs = Price(window=50), Costs(row_s=0.0, layer_s=0.3)
-    memory = PriceMemory(depths=(tried(0.0, steps=100.0),))
+    memory = replace(NEW, depths=(tried(0.0, steps=100.0),))
     assert plan_of(costs, memory=memory).levels == 0
     for _ in range(500):
         memory = scheduler.observe(memory, feedback(4, 0, 0))
@@ -257,7 +258,7 @@ def test_long_run_throughput_is_that_of_the_best_constant_rule():
     steps = [[[0.95] * 8], [[0.3] * 8]]
 
     def throughput(count_of):
-        memory, scheduler = PriceMemory(), Price(margin=0)
+        memory, scheduler = NEW, Price(margin=0)
         tokens = seconds = 0.0
         for number in range(400):
             chain = steps[number % 2]
