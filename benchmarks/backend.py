@@ -171,6 +171,7 @@ def _policies(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestan
     for size in options.batch_sizes:
         requests = (options.requests or size) * _num_sets(options)
         ready = _prepare(options, _chosen(options), [size], requests)
+        _print_costs(ready)
         for task, every in _by_task(ready):
             rows = _served(ready, every, options)
             _take_turns(rows, options.repeats)
@@ -315,6 +316,16 @@ def _take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
     for _ in range(repeats):
         for contestant in contestants:
             contestant.take_turn()
+
+
+def _print_costs(ready: Prepared) -> None:
+    """What policies that weigh costs go by."""
+    costs = ready.batches[0].costs
+    for what, curve in (("verify", costs.verify), ("draft", costs.draft)) if costs else ():
+        if curve is not None:
+            timed = zip(curve.rows, curve.seconds, strict=True)
+            told = ", ".join(f"{rows}: {1e3 * seconds:.0f}" for rows, seconds in timed)
+            print(f"{what} ms by rows: {told}", flush=True)
 
 
 def _rows(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
