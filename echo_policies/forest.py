@@ -84,16 +84,16 @@ def model_record(
         accepted_B: int64 [B], accepted draft tokens.
         by_model: bool [B, W] of every depth, which candidates the model proposed.
     """
-    return tuple(
-        ModelDepth(
-            asked=int(model_BW.any(1).sum()),
-            verified=int((model_BW & kept_BW).sum()),
-            accepted=int(((model_BW & kept_BW).any(1) & (accepted_B > depth)).sum()),
-        )
-        for depth, (kept_BW, model_BW) in enumerate(
-            zip(forest.split(keep_BN), by_model, strict=True)
-        )
-    )
+    if not forest.layers:
+        return ()
+    counts = []
+    for depth, (kept_BW, model_BW) in enumerate(zip(forest.split(keep_BN), by_model, strict=True)):
+        verified_BW = model_BW & kept_BW
+        is_accepted_B = verified_BW.any(1) & (accepted_B > depth)
+        counts += [model_BW.any(1).sum(), verified_BW.sum(), is_accepted_B.sum()]
+    # One copy to the host for all depths.
+    depths: list[list[int]] = torch.stack(counts).reshape(-1, 3).tolist()
+    return tuple(ModelDepth(*of_depth) for of_depth in depths)
 
 
 def clamp_to_k_max(forest: Forest, keep_BN: Tensor, k_max: int) -> Tensor:

@@ -37,8 +37,10 @@ def draft_rows(plan: DraftPlan) -> int:
 
 def slots_asked(plan: DraftPlan, like_B: Tensor) -> Tensor:
     """bool [B]: slots that a plan lets a model run for, on the device of ``like_B``."""
-    slots, every = plan.model_slots, range(len(like_B))
-    return torch.tensor([slots is None or slot in slots for slot in every], device=like_B.device)
+    if plan.model_slots is None:
+        return torch.ones_like(like_B)
+    asked = [slot in plan.model_slots for slot in range(len(like_B))]
+    return torch.tensor(asked, device=like_B.device)
 
 
 class DraftPool(Protocol):
