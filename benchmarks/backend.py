@@ -14,9 +14,10 @@
 Models, draft and policies as `run_gpu` takes them; the default pair is Qwen2.5-Coder 1.5B/0.5B.
 Every output has `--max-new-tokens` tokens, stop tokens or not, so all contestants do the same work.
 Contestants take turns (`--repeats`) after a short warm-up, prefill is included, and the best turn
-of each counts. Two ratios are printed: of elapsed time, and of processor time, which other work on
-the machine disturbs less. transformers gets models of its own, freshly loaded, so memory must
-hold both. `--json FILE` writes everything.
+of each counts. In `policies` engines take turns step by step, whoever has spent least goes next, so
+that a slow spell of the machine slows all of them. Two ratios are printed: of elapsed time, and of
+processor time, which other work on the machine disturbs less. transformers gets models of its own,
+freshly loaded, so memory must hold both. `--json FILE` writes everything.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ import torch
 from echo_policies.api import Policy
 from echo_policies.presets import autoregressive
 from gpu_backend import models
+from gpu_backend.engine import Engine
 from gpu_backend.models_cli import locate_models
 from gpu_backend.serve_config import make_serve_config
 from gpu_backend.serve_defaults import with_defaults
-from gpu_backend.serve_loop import serve_all
+from gpu_backend.serve_loop import serve_all, serve_side_by_side
 from gpu_backend.serve_prepare import Prepared, prepare
 from gpu_backend.serve_run import describe_device
 from gpu_backend.serve_setup import models_needed
@@ -68,6 +70,8 @@ class Contestant:
     run: Run
     warm_up: Run
     """A few tokens of one request."""
+    make_engine: Callable[[], Engine] | None = None
+    """None where it is not ours."""
     elapsed_s: list[float] = field(default_factory=list)
     processor_s: list[float] = field(default_factory=list)
     parts: list[dict[str, float]] = field(default_factory=list)
@@ -76,9 +80,16 @@ class Contestant:
     def take_turn(self) -> None:
         """Serve once and note the times."""
         elapsed, processor = time.perf_counter(), time.process_time()
-        self.outputs, parts = self.run()
-        self.elapsed_s.append(time.perf_counter() - elapsed)
-        self.processor_s.append(time.process_time() - processor)
+        outputs, parts = self.run()
+        self.note(time.perf_counter() - elapsed, time.process_time() - processor, outputs, parts)
+
+    def note(
+        self, elapsed_s: float, processor_s: float, outputs: Outputs, parts: dict[str, float]
+    ) -> None:
+        """Note the times of a turn."""
+        self.elapsed_s.append(elapsed_s)
+        self.processor_s.append(processor_s)
+        self.outputs = outputs
         self.parts.append(parts)
 
     @property
@@ -174,7 +185,7 @@ def _policies(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestan
         _print_costs(ready)
         for task, every in _by_task(ready):
             rows = _served(ready, every, options)
-            _take_turns(rows, options.repeats)
+            _step_in_turns(rows, every, options.repeats)
             k_max = ready.batches[0].settings.k_max
             yield f"{task}, batch {size}, k_max {k_max}, {len(every)} requests", rows
 
@@ -246,23 +257,31 @@ def _contestant(
 ) -> Contestant:
     """One policy on the engine."""
 
+    def make_engine() -> Engine:
+        return build_engine(pair, policy, settings)
+
     def serve(requests: Sequence[ServeRequest]) -> tuple[Outputs, dict[str, float]]:
-        engine = build_engine(pair, policy, settings)
+        engine = make_engine()
         serve_all(engine, requests)
-        times = engine.log.times
-        parts = {
-            "draft": sum(step.draft_s for step in times),
-            "verify": sum(step.verify_s for step in times),
-            "decide": sum(step.check_s + step.select_s for step in times),
-            "host": sum(step.host_s for step in times),
-            "prefill": sum(step.prefill_s for step in times),
-        }
-        done = {end.request.number: list(end.output) for end in engine.finished}
-        return [done[request.number] for request in requests], parts
+        return _outcome(engine, requests)
 
     name = "plain decoding" if policy == autoregressive() else policy.name
     short = [replace(requests[0], max_new_tokens=WARM_UP_TOKENS)]
-    return Contestant(name, lambda: serve(requests), lambda: serve(short))
+    return Contestant(name, lambda: serve(requests), lambda: serve(short), make_engine)
+
+
+def _outcome(engine: Engine, requests: Sequence[ServeRequest]) -> tuple[Outputs, dict[str, float]]:
+    """Outputs by request, and seconds by part."""
+    times = engine.log.times
+    parts = {
+        "draft": sum(step.draft_s for step in times),
+        "verify": sum(step.verify_s for step in times),
+        "decide": sum(step.check_s + step.select_s for step in times),
+        "host": sum(step.host_s for step in times),
+        "prefill": sum(step.prefill_s for step in times),
+    }
+    done = {end.request.number: list(end.output) for end in engine.finished}
+    return [done[request.number] for request in requests], parts
 
 
 def _fresh(options: argparse.Namespace, name: str) -> Any:
@@ -316,6 +335,18 @@ def _take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
     for _ in range(repeats):
         for contestant in contestants:
             contestant.take_turn()
+
+
+def _step_in_turns(
+    contestants: Sequence[Contestant], requests: Sequence[ServeRequest], repeats: int
+) -> None:
+    for contestant in contestants:
+        contestant.warm_up()
+    for _ in range(repeats):
+        engines = [one.make_engine() for one in contestants if one.make_engine is not None]
+        spent = serve_side_by_side(engines, requests, [time.perf_counter, time.process_time])
+        for contestant, engine, seconds in zip(contestants, engines, spent.tolist(), strict=True):
+            contestant.note(*seconds, *_outcome(engine, requests))
 
 
 def _print_costs(ready: Prepared) -> None:

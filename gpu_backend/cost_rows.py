@@ -7,7 +7,8 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpu_backend.measured_costs import Curve, MeasuredCosts
+from gpu_backend.curve import Curve
+from gpu_backend.measured_costs import MeasuredCosts
 
 COLUMNS: Final = ("model", "tp", "batch", "context", "tokens", "ms", "gpu", "kind")
 

@@ -6,8 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from gpu_backend.engine import Engine
 from gpu_backend.serving_batch import ServeRequest
+from gpu_backend.stopwatch import Clock
 
 
 def serve_all(
@@ -46,3 +50,30 @@ def serve_all(
             sleep(max(coming[0].arrival_s - idle_from, 0.0))
             engine.log.idle_s += engine.now() - idle_from
     return True
+
+
+def serve_side_by_side(
+    engines: Sequence[Engine], requests: Sequence[ServeRequest], clocks: Sequence[Clock]
+) -> npt.NDArray[np.float64]:
+    """Serve the same requests, all at once, with several engines that take turns step by step.
+
+    Whoever has spent least goes next. So what slows the machine down for a while slows all of them.
+
+    Args:
+        engines: fresh.
+        requests: submitted to every engine before the first step, whenever they arrive.
+        clocks: what is counted, such as elapsed and processor seconds; turns go by the first.
+
+    Returns:
+        float64 [engines, clocks]: what the steps of every engine took.
+    """
+    for engine in engines:
+        for request in requests:
+            engine.submit(request)
+    spent = np.zeros((len(engines), len(clocks)))
+    while busy := [number for number, engine in enumerate(engines) if engine.has_work]:
+        turn = min(busy, key=lambda number: spent[number, 0])
+        before = [clock() for clock in clocks]
+        engines[turn].step()
+        spent[turn] += [clock() - start for clock, start in zip(clocks, before, strict=True)]
+    return spent

@@ -2,7 +2,9 @@
 
 import pytest
 
-from gpu_backend.knee import NODES_PER_REQUEST, Knee, measure_knee
+from gpu_backend.bush_timer import NODES_PER_REQUEST, Bush, model_timer
+from gpu_backend.curve import Curve
+from gpu_backend.knee import Knee, measure_knee
 from gpu_backend.model_preparation import prepare_model
 from tests.gpu_backend.tiny import VOCAB, tiny_model
 
@@ -21,30 +23,53 @@ def test_known_answers(rows, seconds, k_max):
     assert Knee(rows, seconds, 1.25).k_max == k_max
 
 
-def test_larger_trees_are_timed_until_one_is_beyond_the_knee():
-    """The clock says that a forward takes as long as the number of forwards of its size so far."""
+def timer_of(model, batch_size, clock):
+    return model_timer(model, batch_size, 5, vocab_size=VOCAB, clock=clock)
+
+
+def watched(seconds_of):
+    """A tiny model, the rows of its forwards, and a clock that goes by a price list."""
     model = tiny_model()
     prepare_model(model, VOCAB)
-    rows = []
+    rows, spent = [], [0.0]
     forward = model.forward
 
     def counting(input_ids, **options):
         rows.append(input_ids.shape[1])
+        spent[0] += seconds_of(rows)
         return forward(input_ids=input_ids, **options)
 
     model.forward = counting
-    spent = {3: 8, 6: 7, 9: 9, 12: 11}  # seconds by rows; 11 > 1.25 * 8
-    seconds = [0.0]
+    return model, rows, lambda: spent[0]
 
-    def clock():
-        seconds[0] += spent[rows[-1]] if rows and len(rows) > clock.seen else 0
-        clock.seen = len(rows)
-        return seconds[0]
 
-    clock.seen = 0
-    knee = measure_knee(model, batch_size=3, context=5, factor=1.25, clock=clock, vocab_size=VOCAB)
+def test_larger_trees_are_timed_until_one_is_beyond_the_knee():
+    """Each size first once for nothing; then they take turns."""
+    price = {3: 8, 6: 7, 9: 9, 12: 11}  # 11 > 1.25 * 8
+    model, rows, clock = watched(lambda rows: price[rows[-1]])
+    knee = measure_knee(timer_of(model, 3, clock), 1.25)
     assert NODES_PER_REQUEST[:4] == (0, 1, 2, 3)
     assert knee.rows == (3, 6, 9, 12)
     assert knee.seconds == (8, 8, 9, 11)  # more rows are never cheaper
     assert knee.k_max == 7  # at 10 seconds, halfway between 9 and 12 rows: 10.5 - 3
-    assert rows == [size for size in (3, 6, 9, 12) for _ in range(4)]
+    assert rows == [3, 3, 6, 6, 9, 9, 12, 12] + 2 * [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("slow", [range(4), range(4, 8), range(6, 11), range(8, 12)])
+def test_a_slow_spell_of_the_machine_changes_no_curve(slow):
+    """Kind of fault: sizes timed one after the other, so that a spell makes some of them dear.
+
+    Twelve forwards over three sizes, some of them at three times the price.
+    """
+    price = {2: 4, 4: 6, 6: 9}
+    model, rows, clock = watched(lambda rows: price[rows[-1]] * (3 if len(rows) - 1 in slow else 1))
+    curve = timer_of(model, 2, clock).curve([Bush(2, nodes) for nodes in (0, 1, 2)], 100.0)
+    assert (curve.rows, curve.seconds) == ((2, 4, 6), (4, 6, 9))
+    assert len(rows) == 12
+
+
+def test_the_knee_of_a_curve_begins_where_all_requests_have_a_row():
+    curve = Curve((1, 2, 4, 8, 12, 16), (1.0, 1.0, 2.0, 2.25, 2.75, 4.0))
+    knee = Knee.of(curve, 4, 1.25)
+    assert (knee.rows, knee.seconds) == ((4, 8, 12), (2.0, 2.25, 2.75))
+    assert knee.k_max == 6  # 2.5 s at 10 rows

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_backend.knee import Knee
-from gpu_backend.measured_costs import Curve, MeasuredCosts, measure_costs
+from gpu_backend.curve import Curve
+from gpu_backend.measured_costs import MeasuredCosts, measure_costs
 from gpu_backend.parity import check_parity
 from gpu_backend.serving import ServeSettings
 from tests.gpu_backend.serve import (
@@ -80,21 +80,16 @@ def test_target_and_draft_are_timed_from_a_row_to_whole_trees():
     assert costs.verify.seconds == (1, 1, 1, 1, 2, 5)
     assert costs.draft.rows == (1, 2, 3, 6, 8, 9, 32)  # 8 and 32 of one request that is behind
     assert costs.draft_layer_s(9) == 2.0
-    assert clock.sizes[id(pair.draft)] == [
-        rows for rows in (1, 2, 3, 6, 8, 9, 32) for _ in range(4)
-    ]
+    sizes = [1, 2, 3, 6, 8, 9, 32]
+    assert clock.sizes[id(pair.draft)] == [n for n in sizes for _ in range(2)] + 2 * sizes
 
 
-def test_what_the_knee_has_timed_is_not_timed_again():
+def test_without_a_draft_model_only_the_target_is_timed():
     pair = make_pair(draft="lookup")
     clock = Paid(pair.target)
-    knee = Knee((2, 4), (7.0, 9.0), 1.25)
-    costs = measure_costs(
-        pair, batch_size=2, context=5, most_nodes=2, most_width=1, clock=clock, knee=knee
-    )
+    costs = measure_costs(pair, batch_size=2, context=5, most_nodes=2, most_width=1, clock=clock)
     assert costs.verify.rows == (1, 2, 4, 6)
-    assert costs.verify.seconds == (1.0, 7.0, 9.0, 9.0)
-    assert clock.sizes[id(pair.target)] == [1] * 4 + [6] * 4
+    assert clock.sizes[id(pair.target)] == [1, 1, 2, 2, 4, 4, 6, 6] + 2 * [1, 2, 4, 6]
     assert costs.draft is None
     assert costs.draft_layer_s(10) == 0.0
 
