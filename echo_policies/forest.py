@@ -73,6 +73,17 @@ def close_under_ancestors(forest: Forest, keep_BN: Tensor) -> Tensor:
     return torch.cat(parts, dim=1) if parts else keep_BN
 
 
+def promised_nodes(forest: Forest, keep_BN: Tensor) -> float:
+    """How many of the kept nodes are accepted if their scores are right; 0 without scores.
+
+    A host number, so a step must be over.
+    """
+    if not forest.layers or not forest.has_scores:
+        return 0.0
+    promised: float = torch.where(keep_BN, forest.path_logp_BN.exp(), 0.0).sum().item()
+    return promised
+
+
 def model_record(
     forest: Forest, keep_BN: Tensor, accepted_B: Tensor, by_model: Sequence[Tensor]
 ) -> tuple[ModelDepth, ...]:

@@ -62,17 +62,17 @@ class Offer:
     """Log-probability."""
 
     @classmethod
-    def of(cls, market: Market, most: int, margin: float, device: torch.device) -> Offer:
+    def of(cls, market: Market, most: int, markup: float, device: torch.device) -> Offer:
         """Price verify batches.
 
         Args:
             market: of the step.
             most: nodes that there can be.
-            margin: of what nodes cost, what they must promise beyond that.
+            markup: times what nodes cost, what they must promise.
             device: of the tensors.
         """
         sizes = _sizes(most)
-        prices = [(1 + margin) * market.nodes(count) for count in sizes]
+        prices = [markup * market.nodes(count) for count in sizes]
         steps = zip(pairwise(sizes), pairwise(prices), strict=True)
         cheapest = min((after - before) / (to - since) for (since, to), (before, after) in steps)
         return cls(

@@ -196,9 +196,12 @@ class Feedback:
     """Sum of ``accepted_B``."""
     num_verified: int = 0
     """Candidate nodes verified, K."""
+    promised: float = 0.0
+    """Of them, how many were to be accepted by their scores; counted only for schedulers
+    that weigh costs."""
     has_drafted: bool = False
     """Whether there was anything drafted, by whatever drafter."""
     draft_layers: int = 0
     """Draft layers that ran, as a forward of a draft model; a lookup runs none."""
     model: tuple[ModelDepth, ...] = ()
-    """What became of a draft model's proposals, by depth; counted only where there are costs."""
+    """What became of a draft model's proposals, by depth; counted likewise."""

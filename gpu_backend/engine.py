@@ -16,10 +16,10 @@ from torch import Tensor
 
 from echo_policies.api import CostView, State
 from echo_policies.session import Decision, Session
+from echo_policies.step_feedback import step_feedback
 from gpu_backend.ragged_model import Extension
 from gpu_backend.serving_batch import Finished, FinishReason, ServeRequest, Serving, ServingBatch
 from gpu_backend.serving_drafter import ServingDrafter
-from gpu_backend.step_feedback import step_feedback
 from gpu_backend.step_observer import DecidedStep, StepObserver
 from gpu_backend.stopwatch import Stopwatch
 from gpu_backend.verifier import Root, TargetVerifier
@@ -224,15 +224,18 @@ class Engine:
             emitted_B, accepted_B = self._commit(slots)
         times = self._times(start)
         self._write(decision, request_B, emitted_B, accepted_B, times)
+        scheduler = self._session.policy.scheduler
         feedback = step_feedback(
             ctx,
             decision,
-            self.drafter,
             times,
             accepted_B=verified_B,
-            emitted_drafts_B=accepted_B,
+            emitted_B=accepted_B,
+            by_model=self.drafter.model_layers,
+            draft_layers=self.drafter.num_forwards if decision.forest.layers else 0,
+            counts=scheduler.uses_costs,
         )
-        self._memory = self._session.policy.scheduler.observe(self._memory, feedback)
+        self._memory = scheduler.observe(self._memory, feedback)
         self._steps += 1
 
     def _commit(self, slots: list[int]) -> tuple[np.ndarray, np.ndarray]:

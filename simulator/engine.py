@@ -17,15 +17,15 @@ import numpy as np
 import simpy
 import torch
 
-from echo_policies.api import Feedback, ModelDepth, State, StepContext
+from echo_policies.api import State, StepContext
 from echo_policies.errors import InputError
-from echo_policies.forest import model_record
 from echo_policies.session import Decision, Session, Verifier
+from echo_policies.step_feedback import step_feedback
 from simulator.batch import Batch, RequestTable
 from simulator.charge import PresentCosts, StepLoad, charge
 from simulator.cost.protocol import StepCosts
 from simulator.policy_ops import PolicyMeter
-from traces.records import IDLE, RequestRecord, RunLog, RunRecords, StepTimes
+from traces.records import RequestRecord, RunLog, RunRecords, StepTimes
 from traces.replay import RecordedDrafter, RecordedVerifier
 
 Events: TypeAlias = Generator[simpy.Event, None, None]
@@ -142,11 +142,10 @@ class Engine:
         self._fill_first()
         for step in range(MAX_STEPS):
             prefill_s = yield from self._admit()
-            costs = self._present_costs()
-            decision, accepted_B, times = self._step(step, costs, memory)
+            ctx, decision, accepted_B, times = self._step(step, self._present_costs(), memory)
             yield self._env.timeout(times.total_s)
             times = replace(times, prefill_s=prefill_s)
-            memory = self._commit(costs, decision, accepted_B, times, memory)
+            memory = self._commit(ctx, decision, accepted_B, times, memory)
             # Many slots may finish in the step that ends the warm-up, which is not recorded.
             if self._finished >= self._options.measured_requests and self._log.times:
                 return
@@ -203,12 +202,13 @@ class Engine:
 
     def _step(
         self, step: int, costs: PresentCosts, memory: State
-    ) -> tuple[Decision, torch.Tensor, StepTimes]:
+    ) -> tuple[StepContext, Decision, torch.Tensor, StepTimes]:
         batch, options, live = self._batch, self._options, self._batch.num_live
         ctx = StepContext(
             k_max=options.k_max,
             step=step,
-            live_B=batch.live_t,
+            # A copy, for slots empty while what was shown of the step is still looked at.
+            live_B=batch.live_t.clone(),
             remaining_B=batch.allowed_t,
             arrival_B=batch.arrival_t,
             level_limit=batch.level_limit,
@@ -231,11 +231,11 @@ class Engine:
             accepted=int(accepted_B.sum()),
             ops=self._meter.ops(decision, ctx, memory, batch.position_t),
         )
-        return decision, accepted_B, charge(self._cost, decision, load)
+        return ctx, decision, accepted_B, charge(self._cost, decision, load)
 
     def _commit(
         self,
-        costs: PresentCosts,
+        ctx: StepContext,
         decision: Decision,
         accepted_B: torch.Tensor,
         times: StepTimes,
@@ -257,34 +257,20 @@ class Engine:
         )
         rows = [request_B, emitted_B, counted_B, *(column.numpy() for column in columns)]
         self._log.slots.append(np.array(rows, dtype=np.int32))
+        scheduler = self._session.policy.scheduler
+        feedback = step_feedback(
+            ctx,
+            decision,
+            times,
+            accepted_B=accepted_B,
+            emitted_B=counted_B,
+            by_model=[layer.exists_BW for layer in decision.forest.layers],
+            draft_layers=decision.levels,
+            counts=scheduler.uses_costs,
+        )
         for slot in batch.finished():
             self._finish(slot)
-        feedback = Feedback(
-            torch.from_numpy(counted_B),
-            decision.keep_BN,
-            torch.from_numpy(request_B != IDLE),
-            times.draft_s,
-            times.verify_s,
-            times.total_s,
-            prefill_s=times.prefill_s,
-            costs=costs,
-            plan=decision.plan,
-            num_live=int((request_B != IDLE).sum()),
-            num_accepted=int(counted_B.sum()),
-            num_verified=int(decision.verified_B.sum()),
-            has_drafted=decision.levels > 0,
-            draft_layers=decision.levels,
-            model=self._model_record(decision, accepted_B),
-        )
-        return self._session.policy.scheduler.observe(memory, feedback)
-
-    def _model_record(self, decision: Decision, accepted_B: torch.Tensor) -> tuple[ModelDepth, ...]:
-        """As the policy is told; who weighs no costs is not, which saves counting."""
-        if not self._session.policy.scheduler.uses_costs:
-            return ()
-        layers = decision.forest.layers
-        proposed = [layer.exists_BW for layer in layers]
-        return model_record(decision.forest, decision.keep_BN, accepted_B, proposed)
+        return scheduler.observe(memory, feedback)
 
     def _finish(self, slot: int) -> None:
         served = self._served[slot]

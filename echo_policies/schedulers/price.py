@@ -54,6 +54,10 @@ class PriceMemory:
     more per step has fewer steps left in which a draft model pays for what it must read."""
     depths: tuple[ModelMeans, ...] = ()
     """Of a draft model, from depth 1."""
+    promised: float = 0.0
+    """Nodes that were to be accepted by their scores, in a sum that fades."""
+    paid: float = 0.0
+    """Nodes that were; likewise."""
 
 
 class Price(Scheduler):
@@ -77,7 +81,10 @@ class Price(Scheduler):
         0.7, ge=0, lt=1, description="acceptance per depth of a draft model, before any is seen"
     )
     prior_weight: float = Field(10.0, gt=0, description="trials that the prior counts for")
-    window: int = Field(256, ge=1, description="request-steps that acceptance looks back on")
+    trust: float = Field(
+        4.0, gt=0, description="accepted nodes for which scores are believed before any is seen"
+    )
+    window: int = Field(256, ge=1, description="request-steps that experience looks back on")
 
     def start(self) -> PriceMemory:
         """Know nothing."""
@@ -98,7 +105,8 @@ class Price(Scheduler):
         plan = self._plan(levels) if is_free else self._model_plan(ctx, market, levels, memory)
         if plan.levels == 0:
             return plan, None
-        return plan, Offer.of(market, live * _candidates(plan), self.margin, ctx.live_B.device)
+        markup = (1 + self.margin) / self._honesty(memory)
+        return plan, Offer.of(market, live * _candidates(plan), markup, ctx.live_B.device)
 
     def extend(
         self, state: State, layer: LayerView, passed_B: Tensor | None
@@ -130,26 +138,18 @@ class Price(Scheduler):
         spent_s = costs.verify_s(live + feedback.num_verified)
         spent_s += draft_s(costs, plan, feedback.draft_layers, live)
         gain = emitted / live * costs.verify_s(live) / spent_s if spent_s > 0 else 1.0
+        fade = math.exp(-live / self.window)
         return PriceMemory(
             gain=memory.gain + NEWEST_WEIGHT * (gain - memory.gain),
             pace=memory.pace + NEWEST_WEIGHT * (emitted / live - memory.pace),
-            depths=self._depths(memory.depths, feedback, plan),
+            depths=_depths(memory.depths, feedback, plan, fade),
+            promised=fade * memory.promised + feedback.promised,
+            paid=fade * memory.paid + feedback.num_accepted,
         )
 
-    def _depths(
-        self, before: tuple[ModelMeans, ...], feedback: Feedback, plan: DraftPlan
-    ) -> tuple[ModelMeans, ...]:
-        fade = math.exp(-feedback.num_live / self.window)
-        planned = plan.levels if plan.model_levels is None else plan.model_levels
-        slots = plan.model_slots
-        offered = feedback.num_live if slots is None else len(slots)
-        both = zip_longest(before, feedback.model, fillvalue=None)
-        return tuple(
-            (old or ModelMeans()).after(
-                fade, offered if depth <= planned else 0, new or ModelDepth()
-            )
-            for depth, (old, new) in enumerate(both, start=1)
-        )
+    def _honesty(self, memory: PriceMemory) -> float:
+        """Share of what scores promised lately that was accepted; at most 1."""
+        return min(1.0, (self.trust + memory.paid) / (self.trust + memory.promised))
 
     def _plan(self, levels: int) -> DraftPlan:
         return DraftPlan(levels, self.top_k, self.width)
@@ -189,6 +189,19 @@ class Price(Scheduler):
             if profit > best_profit:
                 best, best_profit = depth, profit
         return best, best_profit / live
+
+
+def _depths(
+    before: tuple[ModelMeans, ...], feedback: Feedback, plan: DraftPlan, fade: float
+) -> tuple[ModelMeans, ...]:
+    planned = plan.levels if plan.model_levels is None else plan.model_levels
+    slots = plan.model_slots
+    offered = feedback.num_live if slots is None else len(slots)
+    both = zip_longest(before, feedback.model, fillvalue=None)
+    return tuple(
+        (old or ModelMeans()).after(fade, offered if depth <= planned else 0, new or ModelDepth())
+        for depth, (old, new) in enumerate(both, start=1)
+    )
 
 
 def _readers(ctx: StepContext, market: Market, profit: float, pace: float) -> frozenset[int] | None:

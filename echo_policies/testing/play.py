@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from echo_policies.api import Feedback, Policy, StepContext
-from echo_policies.forest import model_record
+from echo_policies.api import Policy, StepContext
 from echo_policies.session import Decision, open_session
+from echo_policies.step_feedback import step_feedback
 from echo_policies.testing.drafter import SyntheticDrafter
 from echo_policies.testing.strategies import Situation
 
@@ -37,6 +37,16 @@ class LinearCosts:
     def draft_layer_s(self, rows: int) -> float:
         """Seconds of a draft layer."""
         return 1e-3 + 1e-6 * rows
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """How long every played step takes."""
+
+    draft_s: float = 1e-3
+    verify_s: float = 1e-2
+    prefill_s: float = 0.0
+    total_s: float = 1.1e-2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,22 +131,15 @@ def play(
         decision = session.decide(ctx, memory)
         played.append(Played(ctx, copy, decision, drafter))
         accepted_B = drafter.verify(decision.forest, decision.keep_BN)
-        proposed = [layer.exists_BW for layer in decision.forest.layers]
-        feedback = Feedback(
-            accepted_B,
-            decision.keep_BN,
-            ctx.live_B,
-            1e-3,
-            1e-2,
-            1.1e-2,
-            costs=ctx.costs,
-            plan=decision.plan,
-            num_live=int(ctx.live_B.sum()),
-            num_accepted=int(accepted_B.sum()),
-            num_verified=int(decision.keep_BN.sum()),
-            has_drafted=decision.levels > 0,
+        feedback = step_feedback(
+            ctx,
+            decision,
+            Seconds(),
+            accepted_B=accepted_B,
+            emitted_B=accepted_B.numpy(),
+            by_model=[layer.exists_BW for layer in decision.forest.layers],
             draft_layers=decision.levels,
-            model=model_record(decision.forest, decision.keep_BN, accepted_B, proposed),
+            counts=True,
         )
         memory = policy.scheduler.observe(memory, feedback)
     return played
@@ -154,6 +157,7 @@ def context(situation: Situation, number: int) -> StepContext:
         remaining_B=remaining_B,
         arrival_B=torch.tensor([slot.arrival for slot in slots]),
         level_limit=max([0, *(slot.remaining - 1 for slot in slots if slot.live)]),
+        num_live=sum(slot.live for slot in slots),
         costs=LinearCosts(),
     )
 

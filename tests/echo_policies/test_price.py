@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from echo_policies.api import DraftPlan, Feedback, LayerView, ModelDepth, StepContext
 from echo_policies.errors import SignalError
-from echo_policies.forest import Forest, model_record
+from echo_policies.forest import Forest, model_record, promised_nodes
 from echo_policies.market import Market
 from echo_policies.model_means import ModelMeans
 from echo_policies.registry import parse
@@ -198,7 +198,7 @@ def test_without_costs_everything_is_planned_and_nothing_runs():
         session.decide(replace(context(1, Costs()), costs=None), parse("price").scheduler.start())
 
 
-def feedback(live, accepted, verified, *, layers=0, model=(), costs=Costs()):
+def feedback(live, accepted, verified, *, layers=0, model=(), costs=Costs(), promised=0.0):
     none_B = torch.zeros(live, dtype=torch.int64)
     return Feedback(
         none_B,
@@ -212,6 +212,7 @@ def feedback(live, accepted, verified, *, layers=0, model=(), costs=Costs()):
         num_live=live,
         num_accepted=accepted,
         num_verified=verified,
+        promised=promised,
         draft_layers=layers,
         model=model,
     )
@@ -237,6 +238,36 @@ def test_acceptance_that_is_not_tried_any_more_is_forgotten():
     for _ in range(500):
         memory = scheduler.observe(memory, feedback(4, 0, 0))
     assert plan_of(costs, memory=memory).levels == plan_of(costs).levels > 0
+
+
+def test_scores_that_promise_too_much_are_believed_less():
+    """Of 10 nodes promised, one was accepted: with the 4 before, 5 of 14.
+
+    Kind: nodes chosen because their scores are high are those whose scores are too high.
+    """
+    path, costs = [[0.9] * 8], Costs(row_s=0.25)  # a row of 0.2 tokens; .9 .81 .729 .656 .59 ...
+    assert bought(path, costs, margin=0) == [8]
+    misled = replace(NEW, promised=10.0, paid=1.0)
+    assert bought(path, costs, margin=0, memory=misled) == [5]  # 0.56 tokens
+    assert bought(path, costs, margin=0, memory=misled, trust=1e6) == [8]
+    # Who promises too little is taken at its word: that costs nothing but drafts.
+    assert bought(path, costs, margin=0, memory=replace(NEW, promised=1.0, paid=10.0)) == [8]
+
+
+def test_broken_promises_are_forgotten():
+    scheduler = Price(window=10)
+    memory = scheduler.observe(NEW, feedback(5, 2, 6, promised=4.5))
+    assert (memory.promised, memory.paid) == (4.5, 2)
+    memory = scheduler.observe(memory, feedback(5, 0, 0))
+    assert memory.promised == pytest.approx(4.5 * math.exp(-0.5))
+    assert memory.paid == pytest.approx(2 * math.exp(-0.5))
+
+
+def test_what_kept_nodes_promise():
+    forest = chains([[0.9, 0.5, 0.5], [0.5, 0.5, 0.5]])
+    keep_BN = torch.tensor([[True, True, False], [True, False, False]])
+    assert promised_nodes(forest, keep_BN) == pytest.approx(0.9 + 0.45 + 0.5)
+    assert promised_nodes(Forest((), 2, keep_BN.device), keep_BN[:, :0]) == 0.0
 
 
 def test_what_became_of_a_models_proposals():

@@ -19,6 +19,8 @@ ASKED = requests([[3, 4, 5, 6], [7, 8], [9, 10, 11]], [12, 9, 3])
 class Noting(Chain):
     """Remembers what it is told: contexts and feedback of every step."""
 
+    uses_costs = True
+
     levels: int = LEVELS
 
     def start(self):
@@ -33,15 +35,21 @@ class Noting(Chain):
         return memory
 
 
-def told(pair, *, batch=2, costs=COSTS):
+class Careless(Noting):
+    """Does not weigh costs."""
+
+    uses_costs = False
+
+
+def told(pair, *, batch=2, kind=Noting):
     """Contexts and feedback of a run."""
-    policy = parse("chain").model_copy(update={"scheduler": Noting(), "name": "noting"})
+    policy = parse("chain").model_copy(update={"scheduler": kind(), "name": "noting"})
     settings = ServeSettings(
         num_slots=batch,
         k_max=0,
         max_tokens=max(request.num_tokens for request in ASKED),
         sampling=GREEDY,
-        costs=costs,
+        costs=COSTS,
     )
     engine = build_engine(pair, policy, settings, Ticks())
     serve(engine, ASKED)
@@ -75,9 +83,17 @@ def test_a_lookup_is_no_models():
     assert sum(depth.accepted for step in feedback for depth in step.model) > 0
 
 
-def test_without_costs_nothing_is_counted(same):
-    _, feedback = told(same, costs=None)
-    assert all(step.model == () for step in feedback)
+def test_for_who_weighs_no_costs_nothing_is_counted(same):
+    """Kind: looks at the device that nobody needs."""
+    _, feedback = told(same, kind=Careless)
+    assert any(step.num_verified for step in feedback)
+    assert all((step.model, step.promised) == ((), 0.0) for step in feedback)
+
+
+def test_scores_of_verified_nodes_are_added_up(same):
+    _, feedback = told(same)
+    for step in feedback:
+        assert 0 < step.promised <= step.num_verified or not step.num_verified
 
 
 def test_what_the_model_has_not_read(same):
