@@ -6,6 +6,7 @@ import pytest
 
 from echo_policies.api import ModelDepth
 from echo_policies.registry import parse
+from echo_policies.schedulers.price import Price
 from echo_policies.schedulers.static import Chain
 from echo_policies.testing.play import LinearCosts
 from gpu_backend.serving import ServeSettings, build_engine
@@ -43,7 +44,11 @@ class Careless(Noting):
 
 def told(pair, *, batch=2, kind=Noting):
     """Contexts and feedback of a run."""
-    policy = parse("chain").model_copy(update={"scheduler": kind(), "name": "noting"})
+    return last_memory(pair, kind(), batch=batch)
+
+
+def last_memory(pair, scheduler, *, batch=2):
+    policy = parse("chain").model_copy(update={"scheduler": scheduler, "name": "noting"})
     settings = ServeSettings(
         num_slots=batch,
         k_max=0,
@@ -90,10 +95,12 @@ def test_for_who_weighs_no_costs_nothing_is_counted(same):
     assert all((step.model, step.promised) == ((), 0.0) for step in feedback)
 
 
-def test_scores_of_verified_nodes_are_added_up(same):
-    _, feedback = told(same)
-    for step in feedback:
-        assert 0 < step.promised <= step.num_verified or not step.num_verified
+def test_what_scores_promise_is_held_against_what_was_accepted(same):
+    """A draft that is the target proposes its likeliest tokens: all are accepted."""
+    memory = last_memory(same, Price(levels=LEVELS, window=10**6))
+    assert 0 < memory.promised < memory.paid
+    other = last_memory(make_pair(draft="different"), Price(levels=LEVELS, window=10**6))
+    assert 0 == other.paid < other.promised
 
 
 def test_what_the_model_has_not_read(same):
