@@ -1,8 +1,8 @@
 """The serving engine on this machine, against transformers and policy against policy.
 
-    python benchmarks/backend.py plain    [--batch-sizes 1 4 16]
-    python benchmarks/backend.py assisted [--lengths 3 5 8] [--policy POLICY ...]
-    python benchmarks/backend.py policies [--policy POLICY ...] [--prompts FILE ...] [--lookup-too]
+    python -m benchmarks.backend plain    [--batch-sizes 1 4 16]
+    python -m benchmarks.backend assisted [--lengths 3 5 8] [--policy POLICY ...]
+    python -m benchmarks.backend policies [--policy POLICY ...] [--prompts FILE ...] [--lookup-too]
 
 - `plain`: plain decoding of the engine against `generate` of transformers (greedy, left-padded
   batch, dynamic cache).
@@ -12,12 +12,13 @@
   part of a step. `--lookup-too` runs each with prompt lookup alone as well.
 
 Models, draft and policies as `run_gpu` takes them; the default pair is Qwen2.5-Coder 1.5B/0.5B.
-Every output has `--max-new-tokens` tokens, stop tokens or not, so all contestants do the same work.
-Contestants take turns (`--repeats`) after a short warm-up, prefill is included, and the best turn
-of each counts. In `policies` engines take turns step by step, whoever has spent least goes next, so
-that a slow spell of the machine slows all of them. Two ratios are printed: of elapsed time, and of
-processor time, which other work on the machine disturbs less. transformers gets models of its own,
-freshly loaded, so memory must hold both. `--json FILE` writes everything.
+Every output has `--max-new-tokens` tokens, stop tokens or not, so all contestants do the same
+work. Contestants take turns (`--repeats`) after a short warm-up, prefill is included, and the best
+turn of each counts. In `policies` engines take turns step by step, whoever has spent least goes
+next, so that a slow spell of the machine slows all of them. Ratios to the first row are printed:
+of elapsed time, of processor time, which other work on the machine disturbs less, and of decoding
+while no slot is idle (`x full`), as behind a queue that does not end. transformers gets models of
+its own, freshly loaded, so memory must hold both. `--json FILE` writes everything.
 """
 
 from __future__ import annotations
@@ -25,19 +26,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 os.environ.setdefault("TQDM_DISABLE", "1")
-# A script's folder comes first on the path, where simulator.py would hide the package.
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parent]
-
+import numpy as np
 import torch
 
+from benchmarks.contest import Contestant, Outcome, print_table, step_in_turns, table, take_turns
 from echo_policies.api import Policy
 from echo_policies.presets import autoregressive
 from gpu_backend import models
@@ -45,7 +43,7 @@ from gpu_backend.engine import Engine
 from gpu_backend.models_cli import locate_models
 from gpu_backend.serve_config import make_serve_config
 from gpu_backend.serve_defaults import with_defaults
-from gpu_backend.serve_loop import serve_all, serve_side_by_side
+from gpu_backend.serve_loop import serve_all
 from gpu_backend.serve_prepare import Prepared, prepare
 from gpu_backend.serve_run import describe_device
 from gpu_backend.serve_setup import models_needed
@@ -53,49 +51,6 @@ from gpu_backend.serving import ModelPair, ServeSettings, build_engine
 from gpu_backend.serving_batch import ServeRequest
 
 WARM_UP_TOKENS: Final = 4
-
-MEASURED: Final = ("name", "elapsed_s", "processor_s", "parts", "outputs")
-
-PARTS: Final = ("draft", "verify", "decide", "host", "prefill")
-Outputs = list[list[int]]
-Run = Callable[[], tuple[Outputs, dict[str, float]]]
-"""Serves all requests; returns outputs by request and seconds by part where they are known."""
-
-
-@dataclass
-class Contestant:
-    """What is measured, and what was measured of it."""
-
-    name: str
-    run: Run
-    warm_up: Run
-    """A few tokens of one request."""
-    make_engine: Callable[[], Engine] | None = None
-    """None where it is not ours."""
-    elapsed_s: list[float] = field(default_factory=list)
-    processor_s: list[float] = field(default_factory=list)
-    parts: list[dict[str, float]] = field(default_factory=list)
-    outputs: Outputs = field(default_factory=list)
-
-    def take_turn(self) -> None:
-        """Serve once and note the times."""
-        elapsed, processor = time.perf_counter(), time.process_time()
-        outputs, parts = self.run()
-        self.note(time.perf_counter() - elapsed, time.process_time() - processor, outputs, parts)
-
-    def note(
-        self, elapsed_s: float, processor_s: float, outputs: Outputs, parts: dict[str, float]
-    ) -> None:
-        """Note the times of a turn."""
-        self.elapsed_s.append(elapsed_s)
-        self.processor_s.append(processor_s)
-        self.outputs = outputs
-        self.parts.append(parts)
-
-    @property
-    def best_parts(self) -> dict[str, float]:
-        """Seconds by part of the fastest turn."""
-        return self.parts[self.elapsed_s.index(min(self.elapsed_s))]
 
 
 def main() -> None:
@@ -107,8 +62,8 @@ def main() -> None:
     rounds = {"plain": _plain, "assisted": _assisted, "policies": _policies}[options.part]
     tables = []
     for title, contestants in rounds(options):
-        tables.append({"title": title, "rows": _rows(contestants)})
-        _print(title, contestants)
+        tables.append({"title": title, "rows": table(contestants)})
+        print_table(title, contestants)
     if options.json is not None:
         told = {key: str(value) for key, value in vars(options).items()}
         options.json.write_text(json.dumps({"options": told, "tables": tables}, indent=1))
@@ -152,7 +107,7 @@ def _plain(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestant]]
         prompts = [list(request.prompt) for request in every]
         rows = _served(ready, every, options, index)
         rows.append(_generator("transformers generate", options, prompts, size, model))
-        _take_turns(rows, options.repeats)
+        take_turns(rows, options.repeats)
         yield f"batch {size}, {len(every)} requests", rows
 
 
@@ -173,7 +128,7 @@ def _assisted(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestan
             if draft is not None:
                 said, kind = f"transformers assisted {length}", {"draft": draft, "length": length}
                 rows.append(_generator(said, options, prompts, 1, model, **kind))
-        _take_turns(rows, options.repeats)
+        take_turns(rows, options.repeats)
         yield f"{task}, batch 1, {len(every)} requests", rows
 
 
@@ -185,7 +140,7 @@ def _policies(options: argparse.Namespace) -> Iterator[tuple[str, list[Contestan
         _print_costs(ready)
         for task, every in _by_task(ready):
             rows = _served(ready, every, options)
-            _step_in_turns(rows, every, options.repeats)
+            step_in_turns(rows, every, options.repeats)
             k_max = ready.batches[0].settings.k_max
             yield f"{task}, batch {size}, k_max {k_max}, {len(every)} requests", rows
 
@@ -260,19 +215,23 @@ def _contestant(
     def make_engine() -> Engine:
         return build_engine(pair, policy, settings)
 
-    def serve(requests: Sequence[ServeRequest]) -> tuple[Outputs, dict[str, float]]:
+    def serve(requests: Sequence[ServeRequest]) -> Outcome:
         engine = make_engine()
         serve_all(engine, requests)
         return _outcome(engine, requests)
 
-    name = "plain decoding" if policy == autoregressive() else policy.name
-    short = [replace(requests[0], max_new_tokens=WARM_UP_TOKENS)]
-    return Contestant(name, lambda: serve(requests), lambda: serve(short), make_engine)
+    return Contestant(
+        name="plain decoding" if policy == autoregressive() else policy.name,
+        run=lambda: serve(requests),
+        warm_up=lambda: serve([replace(requests[0], max_new_tokens=WARM_UP_TOKENS)]),
+        make_engine=make_engine,
+        outcome_of=lambda engine: _outcome(engine, requests),
+    )
 
 
-def _outcome(engine: Engine, requests: Sequence[ServeRequest]) -> tuple[Outputs, dict[str, float]]:
-    """Outputs by request, and seconds by part."""
-    times = engine.log.times
+def _outcome(engine: Engine, requests: Sequence[ServeRequest]) -> Outcome:
+    """What an engine has served."""
+    times, records = engine.log.times, engine.log.freeze()
     parts = {
         "draft": sum(step.draft_s for step in times),
         "verify": sum(step.verify_s for step in times),
@@ -280,8 +239,13 @@ def _outcome(engine: Engine, requests: Sequence[ServeRequest]) -> tuple[Outputs,
         "host": sum(step.host_s for step in times),
         "prefill": sum(step.prefill_s for step in times),
     }
+    is_full_S = records.live_SB.all(1)
+    decoding_S = np.array([step.total_s - step.prefill_s for step in times])
+    full_rate = None
+    if is_full_S.any():
+        full_rate = float(records.emitted_SB[is_full_S].sum() / decoding_S[is_full_S].sum())
     done = {end.request.number: list(end.output) for end in engine.finished}
-    return [done[request.number] for request in requests], parts
+    return Outcome([done[request.number] for request in requests], parts, full_rate)
 
 
 def _fresh(options: argparse.Namespace, name: str) -> Any:
@@ -307,8 +271,8 @@ def _generator(
     kind |= {} if draft is None else {"assistant_model": draft}
     asked = {"do_sample": False, "pad_token_id": 0}
 
-    def run(tokens: int = options.max_new_tokens) -> tuple[Outputs, dict[str, float]]:
-        outputs: Outputs = []
+    def run(tokens: int = options.max_new_tokens) -> Outcome:
+        outputs: list[list[int]] = []
         if draft is not None:
             draft.generation_config.num_assistant_tokens = length
             draft.generation_config.num_assistant_tokens_schedule = "constant"
@@ -324,29 +288,9 @@ def _generator(
                     ids, attention_mask=mask, max_new_tokens=tokens, **asked, **kind
                 )
             outputs += found[:, longest:].tolist()
-        return outputs, {}
+        return Outcome(outputs)
 
     return Contestant(name, run, lambda: run(WARM_UP_TOKENS))
-
-
-def _take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
-    for contestant in contestants:
-        contestant.warm_up()
-    for _ in range(repeats):
-        for contestant in contestants:
-            contestant.take_turn()
-
-
-def _step_in_turns(
-    contestants: Sequence[Contestant], requests: Sequence[ServeRequest], repeats: int
-) -> None:
-    for contestant in contestants:
-        contestant.warm_up()
-    for _ in range(repeats):
-        engines = [one.make_engine() for one in contestants if one.make_engine is not None]
-        spent = serve_side_by_side(engines, requests, [time.perf_counter, time.process_time])
-        for contestant, engine, seconds in zip(contestants, engines, spent.tolist(), strict=True):
-            contestant.note(*seconds, *_outcome(engine, requests))
 
 
 def _print_costs(ready: Prepared) -> None:
@@ -357,37 +301,6 @@ def _print_costs(ready: Prepared) -> None:
             timed = zip(curve.rows, curve.seconds, strict=True)
             told = ", ".join(f"{rows}: {1e3 * seconds:.0f}" for rows, seconds in timed)
             print(f"{what} ms by rows: {told}", flush=True)
-
-
-def _rows(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
-    """What is known of each, and ratios to the first."""
-    base, rows = contestants[0], []
-    for one in contestants:
-        row: dict[str, Any] = {name: getattr(one, name) for name in MEASURED}
-        row["tokens"] = sum(map(len, one.outputs))
-        row["speedup_elapsed"] = min(base.elapsed_s) / min(one.elapsed_s)
-        row["speedup_processor"] = min(base.processor_s) / min(one.processor_s)
-        same = [a == b for a, b in zip(one.outputs, base.outputs, strict=True)]
-        row["same_outputs"] = sum(same)
-        rows.append(row)
-    return rows
-
-
-def _print(title: str, contestants: Sequence[Contestant]) -> None:
-    parts = "".join(f"{part:>9}" for part in PARTS)
-    print(f"\n{title}\n{'':34}{'tok/s':>8}{'x time':>8}{'x cpu':>8}{'same':>7}{parts}")
-    for row, one in zip(_rows(contestants), contestants, strict=True):
-        shares = "".join(
-            f"{100 * one.best_parts[part] / min(one.elapsed_s):8.1f}%"
-            for part in PARTS
-            if one.best_parts
-        )
-        same = f"{row['same_outputs']}/{len(one.outputs)}"
-        print(
-            f"{one.name:34}{row['tokens'] / min(one.elapsed_s):8.2f}"
-            f"{row['speedup_elapsed']:8.2f}{row['speedup_processor']:8.2f}{same:>7}{shares}",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

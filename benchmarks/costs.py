@@ -1,18 +1,13 @@
 """Speed of the cost model: one call at a time, and many points at once, side by side.
 
-python benchmarks/costs.py
+python -m benchmarks.costs
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
-
-# A script's folder comes first on the path, where simulator.py hides the package `simulator`.
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parent]
 
 from simulator.cost import build_cost_model
 from simulator.cost.vector import verify_many_s

@@ -1,6 +1,6 @@
 """Replay against the real draft model: are plans and accepted lengths the same?
 
-    python benchmarks/replay_vs_live.py --draft PATH --prompts FILE.jsonl [...] [--trace NAME]
+    python -m benchmarks.replay_vs_live --draft PATH --prompts FILE.jsonl [...] [--trace NAME]
 
 At evenly spread positions of the recording's evaluation requests, every policy is driven live on
 the draft model (a forward for each node that it expands, acceptance by token ids) and replayed on

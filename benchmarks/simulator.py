@@ -1,6 +1,6 @@
 """Speed and memory of the simulator: one run of a policy on one core.
 
-    python benchmarks/simulator.py [--policy echo] [--batch-size 256] [--trace NAME]
+    python -m benchmarks.simulator [--policy echo] [--batch-size 256] [--trace NAME]
 
 Prints simulated seconds per CPU second, request-steps per CPU second and peak memory, and the same
 of plain decoding in the same process. Calibration is done before the clock starts.
@@ -11,14 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import sys
 import time
-from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
-# A script's folder comes first on the path, where this file would hide the package `simulator`.
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parent]
-
 import torch
 
 from echo_policies.presets import autoregressive
