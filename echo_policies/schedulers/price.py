@@ -63,7 +63,9 @@ class PriceMemory:
 class Price(Scheduler):
     """Drafts and verifies what pays at the present batch; plain decoding where nothing does.
 
-    - *Nodes*: the best of all candidates of the batch, as many as maximise expected profit.
+    - *Nodes*: the best of all candidates of the batch, as many as maximise expected profit. Where
+      fewer are accepted than scores promised, scores are believed less by that factor: nodes are
+      chosen for promising much, so those that promise too much are chosen most.
     - *Depths of a draft model*: as many as pay at its running acceptance, which fades to ``prior``.
       What a lookup proposes costs no forward and is always welcome.
     - *Requests*: a draft model that is behind reads up only if enough output is left to pay for it.
