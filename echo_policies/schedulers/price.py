@@ -160,10 +160,7 @@ class Price(Scheduler):
         self, ctx: StepContext, market: Market, levels: int, memory: PriceMemory
     ) -> DraftPlan:
         """Plan where drafting takes forwards of a model, beside a lookup or alone."""
-        depth, profit = self._depth(market, levels, memory)
-        readers = _readers(ctx, market, profit, memory.pace) if depth else frozenset()
-        if readers is not None and not readers:
-            depth = 0
+        depth, readers = self._depth_and_readers(ctx, market, levels, memory)
         return DraftPlan(
             levels if ctx.looks_up else depth,
             self.top_k,
@@ -172,9 +169,24 @@ class Price(Scheduler):
             model_slots=readers if depth else None,
         )
 
-    def _depth(self, market: Market, levels: int, memory: PriceMemory) -> tuple[int, float]:
-        """Depths of the model that pay best, and the profit per request that they promise."""
-        live = market.live
+    def _depth_and_readers(
+        self, ctx: StepContext, market: Market, levels: int, memory: PriceMemory
+    ) -> tuple[int, frozenset[int] | None]:
+        """Depths of the model, and slots that it runs for; None: all."""
+        drafting = market.live
+        while drafting:
+            depth, profit = self._depth(market, drafting, levels, memory)
+            readers = _readers(ctx, market, profit, memory.pace) if depth else frozenset()
+            if readers is None or len(readers) >= drafting:
+                return depth, readers
+            # Fewer share the forwards, which may then not pay any more.
+            drafting = len(readers)
+        return 0, frozenset()
+
+    def _depth(
+        self, market: Market, live: int, levels: int, memory: PriceMemory
+    ) -> tuple[int, float]:
+        """Depths of the model that pay best for so many requests, and their profit for each."""
         best, best_profit = 0, 0.0
         earned = drafting = verified = 0.0
         mean = ModelMeans(self.prior_weight, 1.0, 1.0, 1.0)

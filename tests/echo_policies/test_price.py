@@ -190,6 +190,19 @@ def test_those_who_have_read_go_on():
     assert plan.levels > 0
 
 
+def test_a_forward_must_pay_for_those_who_share_it():
+    """A layer of 0.4 s is 0.8 tokens where two decode: two of 0.7 pay for it, one does not.
+
+    Kind: a forward that is weighed as if the whole batch drafted, and then runs for a few.
+    """
+    costs, known = Costs(row_s=0.0, layer_s=0.4, draft_row_s=1e-3), {"margin": 0, "levels": 1}
+    both = plan_of(costs, live=2, unread=(1, 1), **known)
+    assert (both.levels, both.model_slots) == (1, frozenset({0, 1}))
+    assert plan_of(costs, live=2, unread=(1, 10**5), **known) == DraftPlan(0)
+    cheap = plan_of(replace(costs, layer_s=0.3), live=2, unread=(1, 10**5), **known)
+    assert cheap.model_slots == frozenset({0})
+
+
 def test_without_costs_everything_is_planned_and_nothing_runs():
     assert widest_plan(parse("price:levels=5,top_k=2,width=3")) == DraftPlan(5, 2, 3)
     drafter = SyntheticDrafter(torch.tensor([1]))
