@@ -1,7 +1,7 @@
 """Times forwards of growing size on the machine at hand, against whatever else disturbs it.
 
 What counts are differences between sizes of a few per cent, and a machine's speed can move by more
-within seconds. So sizes take turns in rounds, and the fastest turn of each counts.
+within seconds. So sizes take turns in rounds, until the fastest turn of each has come twice.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 NODES_PER_REQUEST: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Tree sizes that are timed."""
 
-ROUNDS: Final = 3
-"""Turns of every size."""
+MOST_ROUNDS: Final = 8
+"""After which the fastest turns count, come again or not."""
+
+SAME: Final = 1.02
+"""Times the fastest turn, within which another one is the same."""
 
 
 class Bush(NamedTuple):
@@ -80,20 +83,22 @@ class BushTimer:
             bushes: ascending by rows.
             up_to: times the seconds of all roots alone; the first bush beyond is the last one.
         """
-        timed: dict[Bush, float] = {}
+        turns: dict[Bush, list[float]] = {}
         limit = np.inf
         for bush in bushes:
             self._seconds(bush)  # The first forward of a size also sets up what others reuse.
-            timed[bush] = self._seconds(bush)
+            turns[bush] = [self._seconds(bush)]
             if bush == (self.batch_size, 0):
-                limit = up_to * timed[bush]
-            if timed[bush] > limit:
+                limit = up_to * turns[bush][0]
+            if turns[bush][0] > limit:
                 break
-        for _ in range(ROUNDS - 1):
-            for bush, fastest in timed.items():
-                timed[bush] = min(fastest, self._seconds(bush))
-        monotone = np.maximum.accumulate(list(timed.values()))
-        return Curve(tuple(bush.rows for bush in timed), tuple(monotone.tolist()))
+        for _ in range(MOST_ROUNDS - 1):
+            for bush, spent in turns.items():
+                spent.append(self._seconds(bush))
+            if all(map(_has_come_again, turns.values())):
+                break
+        monotone = np.maximum.accumulate([min(spent) for spent in turns.values()])
+        return Curve(tuple(bush.rows for bush in turns), tuple(monotone.tolist()))
 
     def _seconds(self, bush: Bush) -> float:
         tree = TreeRows(
@@ -105,6 +110,12 @@ class BushTimer:
         start = self._clock()
         self._run(branches)
         return self._clock() - start
+
+
+def _has_come_again(spent: Sequence[float]) -> bool:
+    """Whether the fastest of two or more turns is no accident."""
+    fastest, second = sorted(spent)[:2]
+    return second <= SAME * fastest
 
 
 def bush_room(context: int) -> int:

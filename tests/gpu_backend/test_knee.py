@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_backend.bush_timer import NODES_PER_REQUEST, Bush, model_timer
+from gpu_backend.bush_timer import MOST_ROUNDS, NODES_PER_REQUEST, Bush, model_timer
 from gpu_backend.curve import Curve
 from gpu_backend.knee import Knee, measure_knee
 from gpu_backend.model_preparation import prepare_model
@@ -52,20 +52,29 @@ def test_larger_trees_are_timed_until_one_is_beyond_the_knee():
     assert knee.rows == (3, 6, 9, 12)
     assert knee.seconds == (8, 8, 9, 11)  # more rows are never cheaper
     assert knee.k_max == 7  # at 10 seconds, halfway between 9 and 12 rows: 10.5 - 3
-    assert rows == [3, 3, 6, 6, 9, 9, 12, 12] + 2 * [3, 6, 9, 12]
+    assert rows == [3, 3, 6, 6, 9, 9, 12, 12, 3, 6, 9, 12]
 
 
-@pytest.mark.parametrize("slow", [range(4), range(4, 8), range(6, 11), range(8, 12)])
-def test_a_slow_spell_of_the_machine_changes_no_curve(slow):
+@pytest.mark.parametrize(
+    ("slow", "rounds"),
+    [((), 2), (range(4), 3), (range(4, 8), 3), (range(6, 12), 4), ({7}, 3), ({5, 9}, 3)],
+)
+def test_a_slow_spell_of_the_machine_changes_no_curve(slow, rounds):
     """Kind of fault: sizes timed one after the other, so that a spell makes some of them dear.
 
-    Twelve forwards over three sizes, some of them at three times the price.
+    Some forwards take three times their price; rounds go on until each price was paid twice.
     """
     price = {2: 4, 4: 6, 6: 9}
     model, rows, clock = watched(lambda rows: price[rows[-1]] * (3 if len(rows) - 1 in slow else 1))
     curve = timer_of(model, 2, clock).curve([Bush(2, nodes) for nodes in (0, 1, 2)], 100.0)
     assert (curve.rows, curve.seconds) == ((2, 4, 6), (4, 6, 9))
-    assert len(rows) == 12
+    assert len(rows) == 3 + 3 * rounds
+
+
+def test_a_machine_that_never_does_the_same_twice_is_given_up():
+    model, rows, clock = watched(lambda rows: 100.0 / len(rows))
+    timer_of(model, 2, clock).curve([Bush(2, 0)], 100.0)
+    assert len(rows) == 1 + MOST_ROUNDS
 
 
 def test_the_knee_of_a_curve_begins_where_all_requests_have_a_row():
